@@ -1,0 +1,105 @@
+"""Hardware parts and clusters of them. Bandwidths are GB/s (10^9) in one direction for one GPU unless named otherwise."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from workbench.spec.base import Bytes, Count, Frozen, NonNegative, NonNegativeReal, Positive, Text
+
+
+class MeasuredAllToAll(Frozen):
+    """A published intra-node NCCL all-to-all fit: time = alpha + bytes / algbw."""
+
+    num_gpus: Count
+    alpha_us: Positive
+    algbw_gb_per_s: Positive
+
+
+class ScaleUp(Frozen):
+    """The fast domain. On a mesh one pair of GPUs has only ``per_peer_gb_per_s``."""
+
+    gb_per_s: NonNegativeReal
+    domain: Count
+    topology: Literal["switch", "mesh", "pcie", "memory"]
+    per_peer_gb_per_s: Positive | None = None
+    latency_us: NonNegativeReal = 2.0
+
+
+class ScaleOut(Frozen):
+    """The network between domains; ``gb_per_s`` is the NIC share of one GPU."""
+
+    gb_per_s: NonNegativeReal
+    latency_us: NonNegativeReal = 5.0
+    oversubscription: Positive = 1.0
+
+
+class Hardware(Frozen):
+    """One accelerator part (or ``cpu``). TFLOP/s are dense peaks; memory is GB (10^9)."""
+
+    name: Text
+    vendor: Text
+    device: Literal["cuda", "hip", "hpu", "cpu"]
+    compute_capability: str | None = None
+    bf16_dense_tflops: Positive
+    fp8_dense_tflops: Positive | None = None
+    fp4_dense_tflops: Positive | None = None
+    memory_gb: Positive
+    memory_tb_per_s: Positive
+    scale_up: ScaleUp
+    scale_out: ScaleOut
+    pcie_gb_per_s: NonNegativeReal = 0.0
+    launch_us: NonNegativeReal = 3.0
+    measured_all_to_all: MeasuredAllToAll | None = None
+    sources: dict[str, str] = Field(default_factory=dict)
+    note: str = ""
+
+
+class Links(Frozen):
+    """Overrides of a part's links in one cluster."""
+
+    scale_up_gb_per_s: Positive | None = None
+    scale_up_domain: Count | None = None
+    scale_up_latency_us: NonNegativeReal | None = None
+    scale_out_gb_per_s: Positive | None = None
+    scale_out_latency_us: NonNegativeReal | None = None
+    oversubscription: Positive | None = None
+
+
+class Host(Frozen):
+    """What a node offers for offloading."""
+
+    memory_gb: Positive
+    memory_gb_per_s: Positive
+    nvme_gb_per_s: Positive | None = None
+
+
+class ClusterRef(Frozen):
+    """A cluster as a scenario writes it: ``hardware`` is a catalog name, or a part written out."""
+
+    hardware: Text | Hardware = "cpu"
+    nodes: Count = 1
+    gpus_per_node: Count = 1
+    device: Literal["cpu", "cuda"] | None = None
+    memory: Bytes | None = None
+    links: Links = Links()
+    usd_per_gpu_hour: Positive | None = None
+    host: Host | None = None
+    name: str = ""
+    note: str = ""
+
+
+class Cluster(Frozen):
+    """A planned cluster: links merged into the part, the device decided."""
+
+    name: Text
+    hardware: Hardware
+    nodes: Count
+    gpus_per_node: Count
+    device: Literal["cpu", "cuda"]
+    memory_bytes: NonNegative
+    usd_per_gpu_hour: Positive | None
+    host: Host | None
+
+    @property
+    def num_gpus(self) -> int:
+        return self.nodes * self.gpus_per_node

@@ -1,0 +1,56 @@
+"""A mixture-of-experts model as its MoE layers need it."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from workbench.spec.base import Count, Flag, Frozen, NonNegative, Positive, Real, Text
+from workbench.spec.router import ModelRouter
+
+
+class Activation(Frozen):
+    """``swiglu``: silu(gate) * up; ``clamped_swiglu``: GPT-OSS, (up + 1) * gate * sigmoid(alpha * gate).
+
+    ``interleaved``: gate and up rows alternate in the stored gemm1 weight instead of two halves.
+    """
+
+    kind: Literal["swiglu", "clamped_swiglu"] = "swiglu"
+    alpha: Real = 1.702
+    limit: Positive = 7.0
+    interleaved: Flag = False
+
+
+class Attention(Frozen):
+    """What the dense part of a whole-model estimate needs; left out where the source does not say."""
+
+    kind: Literal["gqa", "mla"] = "gqa"
+    num_heads: Count
+    num_kv_heads: Count
+    head_dim: Count
+    kv_lora_rank: NonNegative = 0
+    rope_head_dim: NonNegative = 0
+    vocabulary: Count
+
+
+class Model(Frozen):
+    """Shapes and rules of one model. Widths are elements; ``sources`` says where figures were read."""
+
+    name: Text
+    total_layers: Count
+    moe_layers: Count
+    moe_layer_ids: tuple[NonNegative, ...] | None = None
+    first_dense_layers: NonNegative = 0
+    hidden: Count
+    moe_intermediate: Count
+    dense_intermediate: NonNegative = 0
+    num_experts: Count
+    top_k: Count
+    num_shared_experts: NonNegative = 0
+    shared_intermediate: NonNegative = 0
+    router: ModelRouter
+    activation: Activation = Activation()
+    expert_bias: Flag = False
+    native_precision: Text = "bf16"
+    attention: Attention | None = None
+    sources: dict[str, str] = Field(default_factory=dict)
+    note: str = ""

@@ -1,0 +1,143 @@
+"""Traffic of a scenario: tokens, skew over experts, and what the numbers look like."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from workbench.spec.base import (
+    Count,
+    Fraction,
+    Frozen,
+    NonNegative,
+    NonNegativeReal,
+    Positive,
+    Text,
+    kind_from_text,
+)
+
+
+class Uniform(Frozen):
+    """Every expert equally popular; tokens still draw at random."""
+
+    kind: Literal["uniform"] = "uniform"
+
+
+class Balanced(Frozen):
+    """Dealt round so that min(E, T * k) experts are touched and loads differ by at most one."""
+
+    kind: Literal["balanced"] = "balanced"
+
+
+class PowerLaw(Frozen):
+    """Expert popularity drawn by inverse CDF of a power law with exponent ``alpha``."""
+
+    kind: Literal["power_law"] = "power_law"
+    alpha: Positive = 1.01
+
+
+class Zipf(Frozen):
+    """Popularity of the expert of rank r proportional to r^-alpha."""
+
+    kind: Literal["zipf"] = "zipf"
+    alpha: NonNegativeReal = 1.0
+
+
+class Lognormal(Frozen):
+    """Log-normal popularity; ``max_over_mean`` bisects sigma to a target expert load instead."""
+
+    kind: Literal["lognormal"] = "lognormal"
+    sigma: NonNegativeReal = 1.0
+    max_over_mean: Positive | None = None
+
+
+class HotRank(Frozen):
+    """The experts of one rank draw ``factor`` times the tokens of another rank's."""
+
+    kind: Literal["hot_rank"] = "hot_rank"
+    factor: Positive = 4.0
+    rank: NonNegative = 0
+
+
+class Topics(Frozen):
+    """Tokens come in topics that favour the same experts."""
+
+    kind: Literal["topics"] = "topics"
+    num_topics: Count = 8
+    strength: NonNegativeReal = 1.0
+
+
+class Drift(Frozen):
+    """Popularity wanders from step to step."""
+
+    kind: Literal["drift"] = "drift"
+    sigma: NonNegativeReal = 1.0
+    rate: NonNegativeReal = 0.1
+
+
+class Trace(Frozen):
+    """Recorded traffic: token-to-expert ids, per-layer counts, or logits."""
+
+    kind: Literal["trace"] = "trace"
+    path: Text
+    form: Literal["ids", "counts", "logits"]
+    layers: tuple[NonNegative, ...] | None = None
+    steps: tuple[NonNegative, ...] | None = None
+
+
+Skew = Annotated[
+    Uniform | Balanced | PowerLaw | Zipf | Lognormal | HotRank | Topics | Drift | Trace,
+    Field(discriminator="kind"),
+    BeforeValidator(kind_from_text),
+]
+
+
+class Gaussian(Frozen):
+    """Standard normal."""
+
+    kind: Literal["gaussian"] = "gaussian"
+
+
+class StudentT(Frozen):
+    """Heavy tails."""
+
+    kind: Literal["student_t"] = "student_t"
+    degrees: Positive = 4.0
+
+
+class OutlierChannels(Frozen):
+    """A share of the channels is ``factor`` times larger, as transformer activations show."""
+
+    kind: Literal["outlier_channels"] = "outlier_channels"
+    fraction: Fraction = 0.005
+    factor: Positive = 20.0
+
+
+class DataFile(Frozen):
+    """Activations from a file: .npy, or a .safetensors tensor."""
+
+    kind: Literal["file"] = "file"
+    path: Text
+    tensor: str | None = None
+
+
+Data = Annotated[
+    Gaussian | StudentT | OutlierChannels | DataFile,
+    Field(discriminator="kind"),
+    BeforeValidator(kind_from_text),
+]
+
+
+class Workload(Frozen):
+    """Tokens that enter one rank's MoE layer, and how they are spread."""
+
+    phase: Literal["decode", "prefill", "train"] = "decode"
+    tokens_per_rank: NonNegative = 128
+    layers: Count = 1
+    steps: Count = 1
+    context_tokens: Count = 2048
+    micro_batches: Count = 1
+    isl: Count | None = None
+    osl: Count | None = None
+    skew: Skew = Uniform()
+    data: Data = Gaussian()
+    seed: NonNegative = 0
