@@ -1,4 +1,4 @@
-"""Hardware parts and clusters of them. Bandwidths are GB/s (10^9) in one direction for one GPU unless named otherwise."""
+"""Hardware parts and clusters of them. Bandwidths: GB/s (10^9), one direction, one GPU, unless named otherwise."""
 
 from typing import Literal
 
