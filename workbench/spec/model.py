@@ -21,19 +21,28 @@ class Activation(Frozen):
 
 
 class Attention(Frozen):
-    """What the dense part of a whole-model estimate needs; left out where the source does not say."""
+    """What the dense part of a whole-model estimate needs; left out where the source does not say.
+
+    ``head_dim`` is a value head; for ``mla`` a query head is ``head_dim + rope_head_dim`` wide and ``q_lora_rank``
+    0 means that queries are projected in one step.
+    """
 
     kind: Literal["gqa", "mla"] = "gqa"
     num_heads: Count
     num_kv_heads: Count
     head_dim: Count
+    q_lora_rank: NonNegative = 0
     kv_lora_rank: NonNegative = 0
     rope_head_dim: NonNegative = 0
     vocabulary: Count
 
 
 class Model(Frozen):
-    """Shapes and rules of one model. Widths are elements; ``sources`` says where figures were read."""
+    """Shapes and rules of one model. Widths are elements; ``sources`` says where figures were read.
+
+    MoE layers are those after the ``first_dense_layers`` first, unless ``moe_layer_ids`` lists them (from 0).
+    ``shared_intermediate`` is the width of all ``num_shared_experts`` together, which act as one.
+    """
 
     name: Text
     total_layers: Count
