@@ -1,0 +1,76 @@
+"""Part files of a run: ``<table>/part-000001.parquet``, numbered over all tables.
+
+All rows of a cell, in every table, carry the same number, so a later attempt at a cell replaces the earlier one
+whole, and a compacted part (a new number again) replaces those it was made of even when a kill comes between.
+"""
+
+import io
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from workbench.store.files import write_atomically
+from workbench.store.schema import TABLES
+
+_NAME = re.compile(r"part-(\d+)\.parquet")
+
+
+@dataclass(frozen=True)
+class TableParts:
+    """Readable parts of one table by number, and the files that could not be read."""
+
+    tables: dict[int, pa.Table] = field(default_factory=dict)
+    bad: dict[int, Path] = field(default_factory=dict)
+
+
+def part_path(run_path: Path, table: str, number: int) -> Path:
+    return run_path / table / f"part-{number:06d}.parquet"
+
+
+def part_numbers(run_path: Path, table: str) -> list[int]:
+    """Numbers of the parts that lie there, ascending."""
+    folder = run_path / table
+    names = [_NAME.fullmatch(entry.name) for entry in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for match in names if match)
+
+
+def next_number(run_path: Path) -> int:
+    return 1 + max((n for table in TABLES for n in part_numbers(run_path, table)), default=0)
+
+
+def write_part(run_path: Path, table: str, number: int, rows: pa.Table) -> None:
+    """Write one part, whole or not at all."""
+    sink = io.BytesIO()
+    pq.write_table(rows, sink, compression="zstd")
+    path = part_path(run_path, table, number)
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, sink.getvalue())
+
+
+def read_parts(run_path: Path, table: str, columns: list[str] | None = None) -> TableParts:
+    """All parts of a table; cut and empty files are set apart. Raises FileNotFoundError when one goes away meanwhile."""
+    parts = TableParts()
+    for number in part_numbers(run_path, table):
+        path = part_path(run_path, table, number)
+        try:
+            data = path.read_bytes()
+            with pq.ParquetFile(io.BytesIO(data)) as file:
+                wanted = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
+                parts.tables[number] = file.read(columns=wanted)
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException):
+            parts.bad[number] = path
+    return parts
+
+
+def bad_numbers(run_path: Path) -> dict[int, list[Path]]:
+    """Numbers of which some table's file cannot be read, with those files."""
+    found: dict[int, list[Path]] = {}
+    for table in TABLES:
+        for number, path in read_parts(run_path, table, columns=["cell_id"]).bad.items():
+            found.setdefault(number, []).append(path)
+    return found
