@@ -74,8 +74,12 @@ class Host(Frozen):
 
 
 class ClusterRef(Frozen):
-    """A cluster as a scenario writes it: ``hardware`` is a catalog name, or a part written out."""
+    """A cluster as a scenario writes it: ``hardware`` is a catalog name, or a part written out.
 
+    ``base`` names a catalog cluster whose fields hold wherever this one says nothing (see ``over_base``).
+    """
+
+    base: Text | None = None
     hardware: Text | Hardware = "cpu"
     nodes: Count = 1
     gpus_per_node: Count = 1
@@ -86,6 +90,13 @@ class ClusterRef(Frozen):
     host: Host | None = None
     name: str = ""
     note: str = ""
+
+
+def over_base(ref: ClusterRef, base: ClusterRef) -> ClusterRef:
+    """``base`` with every field, and every link, that ``ref`` sets put in its place."""
+    said = {name: getattr(ref, name) for name in ref.model_fields_set - {"base", "links"}}
+    links = base.links.model_copy(update={name: getattr(ref.links, name) for name in ref.links.model_fields_set})
+    return base.model_copy(update=said | {"links": links})
 
 
 class Cluster(Frozen):
