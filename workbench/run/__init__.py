@@ -1,0 +1,1 @@
+"""From a planned cell to its record: measured, simulated or hybrid."""

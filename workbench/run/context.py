@@ -1,0 +1,79 @@
+"""What a rank has: its place in the group, its device, and the means to talk to the others."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from workbench.comm.topology import Topology
+from workbench.comm.transport import TorchTransport
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank of a gang. With ``world`` 1 no process group is open and nothing is sent."""
+
+    rank: int
+    world: int
+    device: torch.device
+    transport: TorchTransport
+    hardware_name: str
+
+    def gather(self, values: Sequence[float]) -> np.ndarray:
+        """The values of every rank as [world, n] float64; all ranks must give equally many."""
+        own = torch.tensor(values, dtype=torch.float64)
+        if self.world == 1:
+            return own.numpy()[None]
+        gathered = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(gathered, own)
+        return torch.stack(gathered).numpy()
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.world > 1:
+            self.gather([0.0])
+
+
+def open_context(
+    *, rank: int, world: int, device_type: str, ranks_per_node: int, init_method: str | None = None, timeout_s: float = 60.0
+) -> RankContext:
+    """Join the gang: gloo carries CPU tensors (and the ranks' agreements), NCCL the GPU's.
+
+    Raises RuntimeError when the group does not come together within ``timeout_s``.
+    """
+    device = _claim_device(device_type)
+    if world > 1:
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+        dist.init_process_group(
+            backend, init_method=init_method, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s)
+        )
+    topology = Topology(num_ranks=world, ranks_per_node=ranks_per_node)
+    group = dist.group.WORLD if world > 1 else None
+    transport = TorchTransport(group=group, rank=rank, world=world, topology=topology, device=device)
+    return RankContext(rank=rank, world=world, device=device, transport=transport, hardware_name=_hardware_name(device))
+
+
+def _claim_device(device_type: str) -> torch.device:
+    if device_type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise RuntimeError(f"this rank asks for a GPU and torch sees none (CUDA_VISIBLE_DEVICES={visible!r})")
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def _hardware_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def close_context(context: RankContext) -> None:
+    """Leave the gang."""
+    if context.world > 1 and dist.is_initialized():
+        dist.destroy_process_group()

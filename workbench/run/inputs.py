@@ -1,0 +1,75 @@
+"""Seeded weights of a layer: the same on every rank of one device type, so any rank can rebuild any expert.
+
+Shapes: w13 [n, 2I, H] (gate and up, stacked or interleaved as the model stores them), w2 [n, H, I], bf16.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from workbench.spec.model import Model
+
+SHARED_EXPERT = -1
+ROUTER = -2
+CACHED_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True)
+class RawWeights:
+    """Unquantised weights of ``n`` experts; biases only where the model has them."""
+
+    w13: torch.Tensor
+    w2: torch.Tensor
+    bias13: torch.Tensor | None
+    bias2: torch.Tensor | None
+
+
+def _generator(seed: int, stream: int, device: torch.device) -> torch.Generator:
+    mixed = (seed * 1_000_003 + stream + 17) % 2**63
+    return torch.Generator(device=device).manual_seed(mixed)
+
+
+def _expert(model: Model, expert: int, seed: int, device: torch.device) -> list[torch.Tensor]:
+    generator = _generator(seed, expert, device)
+    intermediate = model.shared_intermediate if expert == SHARED_EXPERT else model.moe_intermediate
+
+    def normal(*shape: int, scale: float) -> torch.Tensor:
+        values = torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+        return values.mul_(scale).to(torch.bfloat16)
+
+    parts = [
+        normal(2 * intermediate, model.hidden, scale=1 / math.sqrt(model.hidden)),
+        normal(model.hidden, intermediate, scale=1 / math.sqrt(intermediate)),
+    ]
+    if model.expert_bias:
+        parts += [normal(2 * intermediate, scale=0.1), normal(model.hidden, scale=0.1)]
+    return parts
+
+
+def expert_weights(model: Model, experts: tuple[int, ...], *, seed: int, device: torch.device) -> RawWeights:
+    """Weights of the named experts, in that order; small sets are kept for the next cell."""
+    weight_bytes = 2 * 3 * len(experts) * model.moe_intermediate * model.hidden
+    make = _cached_weights if weight_bytes <= CACHED_BYTES else _make_weights
+    return make(model.model_dump_json(), experts, seed, device)
+
+
+def _make_weights(model_json: str, experts: tuple[int, ...], seed: int, device: torch.device) -> RawWeights:
+    model = Model.model_validate_json(model_json)
+    first = _expert(model, experts[0], seed, device)
+    stacked = [torch.empty(len(experts), *part.shape, dtype=part.dtype, device=device) for part in first]
+    for index, expert in enumerate(experts):
+        for target, part in zip(stacked, _expert(model, expert, seed, device), strict=True):
+            target[index] = part
+    biases = stacked[2:] if model.expert_bias else [None, None]
+    return RawWeights(stacked[0], stacked[1], biases[0], biases[1])
+
+
+_cached_weights = lru_cache(maxsize=4)(_make_weights)
+
+
+def router_weight(model: Model, *, seed: int, device: torch.device) -> torch.Tensor:
+    """The gate's matrix [H, E], bf16."""
+    values = torch.randn(model.hidden, model.num_experts, generator=_generator(seed, ROUTER, device), device=device)
+    return values.div_(math.sqrt(model.hidden)).to(torch.bfloat16)
