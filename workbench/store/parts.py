@@ -51,7 +51,7 @@ def write_part(run_path: Path, table: str, number: int, rows: pa.Table) -> None:
 
 
 def read_parts(run_path: Path, table: str, columns: list[str] | None = None) -> TableParts:
-    """All parts of a table; cut and empty files are set apart. Raises FileNotFoundError when one goes away meanwhile."""
+    """All parts of a table, cut and empty files set apart. Raises FileNotFoundError when one goes away meanwhile."""
     parts = TableParts()
     for number in part_numbers(run_path, table):
         path = part_path(run_path, table, number)

@@ -41,7 +41,7 @@ def _value(value: Any, kind: pa.DataType) -> Any:
 
 
 def _convert(value: Any, kind: pa.DataType) -> Any:
-    """The value as the Arrow type's Python form, None for a missing or non-finite one, ``_WRONG`` when it is neither."""
+    """The value in the Python form of the Arrow type, None for a missing or non-finite one, else ``_WRONG``."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or (isinstance(value, float) and not math.isfinite(value)):

@@ -12,16 +12,12 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
+from workbench.store.text import readable_text
+
 
 def to_json(obj: Any, *, indent: int | None = None) -> str:
     """Strict JSON of ``obj``; missing and non-finite numbers become null, a DataFrame a list of rows."""
-    plain = plain_value(obj)
-    text = json.dumps(plain, allow_nan=False, ensure_ascii=False, indent=indent)
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(plain, allow_nan=False, ensure_ascii=True, indent=indent)
-    return text
+    return json.dumps(plain_value(obj), allow_nan=False, ensure_ascii=False, indent=indent)
 
 
 def frame_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -33,8 +29,10 @@ def frame_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def plain_value(obj: Any) -> Any:
     """``obj`` as dicts, lists, texts, finite numbers, booleans and None."""
     match obj:
-        case None | bool() | str():
+        case None | bool():
             return obj
+        case str():
+            return readable_text(obj)
         case np.generic():
             return plain_value(obj.item())
         case int():
@@ -42,7 +40,7 @@ def plain_value(obj: Any) -> Any:
         case float():
             return obj if math.isfinite(obj) else None
         case Mapping():
-            return {str(key): plain_value(value) for key, value in obj.items()}
+            return {readable_text(str(key)): plain_value(value) for key, value in obj.items()}
         case np.ndarray() | pd.Series():
             return [plain_value(value) for value in obj.tolist()]
         case list() | tuple() | set() | frozenset():

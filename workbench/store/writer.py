@@ -57,7 +57,7 @@ class Writer:
         return frozenset(cell for cell, number in chosen.items() if number not in lost and (cell, number) in done)
 
     def add(self, outcome: Outcome) -> None:
-        """Keep one finished cell. Raises ValueError for a table or column the schema lacks, OSError when the disk fails."""
+        """Keep one finished cell. Raises ValueError for an unknown table or column, OSError when the disk fails."""
         record = replace(outcome.record, run_id=outcome.record.run_id or self._run.run_id)
         rows: dict[str, list[dict[str, Any]]] = {"cells": [typed_row(asdict(record), arrow_schema("cells"))]}
         for table, table_rows in outcome.tables.items():
