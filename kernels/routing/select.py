@@ -1,0 +1,54 @@
+"""The one top-k of the project: exact, in descending order, ties to the lower index, the same on CPU and CUDA."""
+
+import torch
+from torch import Tensor
+
+_LOW_HALF = 0xFFFFFFFF
+
+
+def top_k_ids(scores: Tensor, k: int) -> Tensor:
+    """int64 ids [rows, k] of the k largest of float32 ``scores`` [rows, E], NaN-free.
+
+    torch.topk leaves the order of ties open. On a CPU it runs first, one place further than asked, and only rows
+    with equal neighbours are selected again by unique keys; on CUDA keys are used for all rows, because looking for
+    ties would wait for the device and could not be captured in a graph.
+
+    >>> top_k_ids(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), 2)
+    tensor([[1, 2]])
+    """
+    if scores.device.type != "cpu":
+        return _by_unique_keys(scores, k)
+    values, ids = scores.topk(min(k + 1, scores.shape[1]))
+    tied = (values[:, 1:] == values[:, :-1]).any(1)
+    ids = ids[:, :k]
+    if tied.any():
+        ids[tied] = _by_unique_keys(scores[tied], k)
+    return ids
+
+
+def _by_unique_keys(scores: Tensor, k: int) -> Tensor:
+    """Top-k of integers that order as (score, then lower index first), so no two are equal."""
+    bits = (scores + 0.0).view(torch.int32)  # + 0.0 makes -0.0 equal 0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    index = torch.arange(scores.shape[1], device=scores.device)
+    keys = (ordered.long() << 32) | (_LOW_HALF - index)
+    return _LOW_HALF - (keys.topk(k).values & _LOW_HALF)
+
+
+def candidates_of_groups(group_scores: Tensor, topk_group: int, group_size: int) -> Tensor:
+    """int64 expert ids [rows, topk_group * group_size], ascending, of the best groups of ``group_scores`` [rows, G].
+
+    Experts outside are left out rather than masked with a value, so none can win however low the scores inside are.
+    """
+    groups = top_k_ids(group_scores, topk_group).sort(-1).values
+    members = torch.arange(group_size, device=groups.device)
+    return (groups.unsqueeze(-1) * group_size + members).flatten(1)
+
+
+def top_k_in_groups(choice: Tensor, group_scores: Tensor, *, topk_group: int, k: int) -> Tensor:
+    """int64 ids [rows, k] of the k largest of ``choice`` [rows, E] among the experts of the best groups."""
+    if topk_group == group_scores.shape[1]:
+        return top_k_ids(choice, k)
+    group_size = choice.shape[1] // group_scores.shape[1]
+    candidates = candidates_of_groups(group_scores, topk_group, group_size)
+    return candidates.gather(1, top_k_ids(choice.gather(1, candidates), k))
