@@ -1,0 +1,45 @@
+"""Replicating hot experts and packing slots into ranks of equal size."""
+
+import heapq
+
+import numpy as np
+
+
+def replicate(loads: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each spare slot to the expert with the highest load per copy.
+
+    loads [E] tokens; returns the expert of every slot int64 [num_slots] and the load that slot then bears.
+    Ties go to the expert with fewer copies, then the lower index.
+    """
+    copies = np.ones(loads.size, np.int64)
+    heap = [(-load, 1, expert) for expert, load in enumerate(loads.tolist())]
+    heapq.heapify(heap)
+    for _ in range(num_slots - loads.size):
+        _, count, expert = heapq.heappop(heap)
+        copies[expert] = count + 1
+        heapq.heappush(heap, (-loads[expert] / (count + 1), count + 1, expert))
+    experts = np.repeat(np.arange(loads.size), copies)
+    return experts, loads[experts] / copies[experts]
+
+
+def pack(loads: np.ndarray, num_bins: int, *, labels: np.ndarray | None = None) -> np.ndarray:
+    """Bin of every item, int64 [n]; bins hold n / num_bins items each.
+
+    Heaviest first into the lightest bin with room (Graham's longest-processing-time rule), passing over bins that
+    hold the same label where another has room: two replicas on one rank share nothing.
+    """
+    room = np.full(num_bins, loads.size // num_bins)
+    weight = np.zeros(num_bins)
+    result = np.empty(loads.size, np.int64)
+    holds: dict[int, set[int]] = {}
+    for item in np.argsort(-loads, kind="stable").tolist():
+        taken = holds.setdefault(int(labels[item]), set()) if labels is not None else set()
+        open_bins = np.flatnonzero(room > 0)
+        fresh = [b for b in open_bins.tolist() if b not in taken] if taken else open_bins
+        candidates = np.asarray(fresh if len(fresh) else open_bins)
+        chosen = int(candidates[np.argmin(weight[candidates])])
+        taken.add(chosen)
+        result[item] = chosen
+        room[chosen] -= 1
+        weight[chosen] += loads[item]
+    return result

@@ -1,0 +1,1 @@
+"""Dispatch plans, one file a strategy; payloads; and the transports that carry a plan out."""
