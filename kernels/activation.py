@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.backend import row_backend_on
+
 KINDS = ("swiglu", "clamped_swiglu")
 
 
@@ -37,12 +39,22 @@ def split_gate_up(h_M2I: Tensor, *, interleaved: bool) -> tuple[Tensor, Tensor]:
     return gate, up
 
 
-def apply_activation(h_M2I: Tensor, activation: Activation) -> Tensor:
+def apply_activation(h_M2I: Tensor, activation: Activation, *, backend: str = "auto") -> Tensor:
     """Activated rows [M, I] in the dtype of the input.
 
     gpt-oss, limit 7, pairs (1, 2) (10, 1) (1, -10) (3, -1): 2.537387, 13.999906, -5.074775, 0.
     """
     gate, up = split_gate_up(h_M2I, interleaved=activation.interleaved)
+    if row_backend_on(h_M2I.device, backend) == "triton":
+        from kernels.triton_rows import triton_activation
+
+        return triton_activation(
+            h_M2I,
+            kind=activation.kind,
+            alpha=activation.alpha,
+            limit=activation.limit,
+            interleaved=activation.interleaved,
+        )
     gate, up = gate.float(), up.float()
     if activation.kind == "clamped_swiglu":
         gate = gate.clamp(max=activation.limit)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.backend import row_backend_on
+
 
 @dataclass(frozen=True)
 class Permutation:
@@ -61,28 +63,44 @@ def gather_rows(x_TH: Tensor, perm: Permutation, top_k: int) -> Tensor:
     return x_TH.index_select(0, perm.order.div(top_k, rounding_mode="floor"))
 
 
-def combine_rows(rows_MH: Tensor, perm: Permutation, weights_TK: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+def combine_rows(
+    rows_MH: Tensor,
+    perm: Permutation,
+    weights_TK: Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> Tensor:
     """Weighted sum [T, H] of every token's expert rows, in float32 and in the order of k, so it repeats bit for bit.
 
     A pair without a row adds nothing. Returned in ``out_dtype``, or in the dtype of the rows.
     """
-    num_tokens, top_k = weights_TK.shape
-    num_pairs, num_rows = num_tokens * top_k, perm.num_rows
-    y_TH = torch.zeros(num_tokens, rows_MH.shape[1], dtype=torch.float32, device=rows_MH.device)
-    if num_rows:
-        row_of_pair = torch.full((num_pairs,), num_rows, dtype=torch.int64, device=rows_MH.device)
-        row_of_pair[perm.order] = torch.arange(num_rows, device=rows_MH.device)
-        row_of_pair = row_of_pair.view(num_tokens, top_k)
-        if num_rows < num_pairs:
-            rows_MH = torch.cat([rows_MH, rows_MH.new_zeros(1, rows_MH.shape[1])])
-        weights_TK = weights_TK.float()
-        for k in range(top_k):
-            y_TH.addcmul_(rows_MH.index_select(0, row_of_pair[:, k]).float(), weights_TK[:, k, None])
-    return y_TH.to(out_dtype or rows_MH.dtype)
+    out_dtype = out_dtype or rows_MH.dtype
+    row_of_pair_TK = _row_of_pair(perm, weights_TK.numel()).view(weights_TK.shape)
+    if row_backend_on(rows_MH.device, backend) == "triton":
+        from kernels.triton_rows import triton_combine
+
+        return triton_combine(rows_MH, row_of_pair_TK, weights_TK, out_dtype=out_dtype)
+    y_TH = torch.zeros(weights_TK.shape[0], rows_MH.shape[1], dtype=torch.float32, device=rows_MH.device)
+    if perm.num_rows < weights_TK.numel():
+        # A pair without a row has the index -1, which then finds this row of zeros.
+        rows_MH = torch.cat([rows_MH, rows_MH.new_zeros(1, rows_MH.shape[1])])
+        row_of_pair_TK = row_of_pair_TK.remainder(rows_MH.shape[0])
+    weights_TK = weights_TK.float()
+    for k in range(weights_TK.shape[1]):
+        y_TH.addcmul_(rows_MH.index_select(0, row_of_pair_TK[:, k]).float(), weights_TK[:, k, None])
+    return y_TH.to(out_dtype)
+
+
+def _row_of_pair(perm: Permutation, num_pairs: int) -> Tensor:
+    """int64 [T * K]: the row of each pair, -1 where it has none."""
+    device = perm.order.device
+    row_of_pair = torch.full((num_pairs,), -1, dtype=torch.int64, device=device)
+    return row_of_pair.scatter_(0, perm.order, torch.arange(perm.num_rows, device=device))
 
 
 def max_blocks(num_rows: int, num_groups: int, block: int) -> int:
-    """Most blocks that ``num_rows`` rows in ``num_groups`` ragged groups can need; at most min(groups, rows) are busy."""
+    """Most blocks that ``num_rows`` rows in ragged groups can need: at most min(groups, rows) groups hold any."""
     return (num_rows + min(num_groups, num_rows) * (block - 1)) // block
 
 

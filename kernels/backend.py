@@ -1,0 +1,63 @@
+"""Which backend runs a kernel: ``torch`` (any device, any format) or ``triton`` (a GPU, or the interpreter)."""
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+BACKENDS = ("auto", "torch", "triton")
+ROW_CAPABILITY = (8, 0)
+# (weight format, activation format) -> least compute capability that multiplies it.
+GEMM_CAPABILITY = {("bf16", "bf16"): (8, 0), ("e4m3_block", "e4m3_block"): (8, 9)}
+
+Capability = tuple[int, int] | None
+
+
+def triton_unsupported(least: tuple[int, int], *, device_type: str, capability: Capability) -> str | None:
+    """Why Triton cannot run here a kernel that needs the capability ``least``, or None where it can."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if device_type != "cuda":
+        interpreting = os.environ.get("TRITON_INTERPRET") == "1"
+        return None if interpreting else f"triton needs a GPU or TRITON_INTERPRET=1, not {device_type}"
+    if capability is None or tuple(capability) < least:
+        found = "is unknown" if capability is None else "is {}.{}".format(*capability)
+        return f"triton needs compute capability {least[0]}.{least[1]} for this, and the GPU's {found}"
+    return None
+
+
+def choose_gemm_backend(
+    backend: str, weights_format: str, activations_format: str, *, device_type: str, capability: Capability
+) -> str:
+    """``torch`` or ``triton`` for a grouped GEMM; ValueError for an unknown name, or ``triton`` where it cannot run."""
+    least = GEMM_CAPABILITY.get((weights_format, activations_format))
+    if least is None:
+        return _choose(backend, f"triton has no kernel for {weights_format} x {activations_format}", device_type)
+    return _choose(backend, triton_unsupported(least, device_type=device_type, capability=capability), device_type)
+
+
+def gemm_backend_on(device: torch.device, backend: str, weights_format: str, activations_format: str) -> str:
+    """``choose_gemm_backend`` for a device of this machine."""
+    return choose_gemm_backend(
+        backend, weights_format, activations_format, device_type=device.type, capability=capability_of(device)
+    )
+
+
+def row_backend_on(device: torch.device, backend: str) -> str:
+    """``torch`` or ``triton`` for the kernels that work row by row: quantise, activation, combine."""
+    reason = triton_unsupported(ROW_CAPABILITY, device_type=device.type, capability=capability_of(device))
+    return _choose(backend, reason, device.type)
+
+
+def capability_of(device: torch.device) -> Capability:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
+def _choose(backend: str, reason: str | None, device_type: str) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: {backend!r} is unknown; known: {', '.join(BACKENDS)}")
+    if backend == "triton" and reason:
+        raise ValueError(f"backend: {reason}; use torch")
+    if backend == "auto":
+        return "triton" if device_type == "cuda" and reason is None else "torch"
+    return backend

@@ -1,0 +1,110 @@
+"""Compile Triton kernels to PTX and machine code for a GPU that need not be here.
+
+So the build machine can say whether a kernel compiles for a capability, fits its shared memory, and which
+instruction multiplies. Not usable under TRITON_INTERPRET=1.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.grouped_gemm.tiles import Tile, choose_tile
+from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
+
+# Most shared memory of a block, bytes: CUDA C programming guide, table of technical specifications per capability.
+SHARED_MEMORY_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """PTX text, dynamic shared memory in bytes, and the capability (90 for sm_90)."""
+
+    ptx: str
+    shared_bytes: int
+    capability: int
+
+
+def compile_kernel(
+    kernel: triton.JITFunction,
+    *,
+    signature: Mapping[str, str],
+    constexprs: Mapping[str, object],
+    capability: int,
+    multiples_of_16: Collection[str] = (),
+    num_warps: int = 4,
+    num_stages: int = 3,
+) -> Compiled:
+    """Compile with triton's own ptxas.
+
+    ``signature``: the type of every runtime argument, such as ``*bf16`` or ``i32``. Pointers, and the integers in
+    ``multiples_of_16``, are taken as aligned, the way a launch would find them.
+    Raises ValueError, with the compiler's reason, where the capability cannot run the kernel.
+    """
+    kinds = {name: "constexpr" if name in constexprs else signature[name] for name in kernel.arg_names}
+    aligned = [i for i, n in enumerate(kernel.arg_names) if kinds[n].startswith("*") or n in multiples_of_16]
+    source = ASTSource(kernel, kinds, dict(constexprs), {(i,): [["tt.divisibility", 16]] for i in aligned})
+    try:
+        built = triton.compile(
+            source,
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": num_warps, "num_stages": num_stages},
+        )
+    except Exception as error:
+        raise ValueError(f"{kernel.__name__} does not compile for sm_{capability}: {error}") from error
+    if built.metadata.shared > SHARED_MEMORY_BYTES.get(capability, 227 * 1024):
+        raise ValueError(f"{kernel.__name__} needs {built.metadata.shared} bytes of shared memory on sm_{capability}")
+    return Compiled(ptx=built.asm["ptx"], shared_bytes=built.metadata.shared, capability=capability)
+
+
+def compile_grouped_gemm(
+    weights_format: str, *, capability: int, k_size: int, tile: Tile | None = None, has_bias: bool = False
+) -> Compiled:
+    """The grouped GEMM of ``bf16`` or ``e4m3_block`` as ``triton_grouped_gemm`` launches it for N a multiple of 16."""
+    scaled = weights_format == "e4m3_block"
+    tile = tile or choose_tile(weights_format, num_rows=4096, num_experts=8)
+    element, scale = ("*fp8e4nv", "*fp32") if scaled else ("*bf16", None)
+    types = {"a_ptr": element, "w_ptr": element, "a_scale_ptr": scale, "w_scale_ptr": scale}
+    types |= {"bias_ptr": "*bf16" if has_bias else None, "out_ptr": "*bf16", "offsets_ptr": "*i64"}
+    types |= {"block_expert_ptr": "*i32", "block_start_ptr": "*i64"}
+    constexprs: dict[str, object] = {name: None for name, kind in types.items() if kind is None}
+    constexprs |= {"k_size": k_size, "scaled": scaled, "has_bias": has_bias, "widen": False}
+    constexprs |= {"block_m": tile.block_m, "block_n": tile.block_n, "block_k": tile.block_k, "group_m": tile.group_m}
+    signature = {name: kind for name, kind in types.items() if kind is not None}
+    strides = ("stride_am", "stride_we", "stride_wn", "stride_om", "n_size")
+    signature |= {name: "i32" for name in grouped_gemm_kernel.arg_names if name not in signature | constexprs}
+    return compile_kernel(
+        grouped_gemm_kernel,
+        signature=signature,
+        constexprs=constexprs,
+        capability=capability,
+        multiples_of_16=strides if k_size % 16 == 0 else ("stride_om", "n_size"),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def compile_block_table(*, capability: int, num_experts: int, block_m: int = 64) -> Compiled:
+    """The kernel that builds the block-to-expert table."""
+    groups = triton.next_power_of_2(num_experts + 1)
+    return compile_kernel(
+        block_table_kernel,
+        signature={
+            "offsets_ptr": "*i64",
+            "experts_ptr": "*i32",
+            "starts_ptr": "*i64",
+            "num_rows": "i32",
+            "num_entries": "i32",
+        },
+        constexprs={"num_experts": num_experts, "block_m": block_m, "padded_groups": groups, "entries": 64},
+        capability=capability,
+    )
+
+
+def multiply_instructions(ptx: str) -> frozenset[str]:
+    """Matrix instructions in the PTX, without their operands: ``wgmma...e4m3.e4m3``, ``mma.sync...bf16...``."""
+    starts = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
+    words = (word for line in ptx.splitlines() for word in line.split())
+    return frozenset(word for word in words if word.startswith(starts))

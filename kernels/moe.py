@@ -1,0 +1,167 @@
+"""The expert layer: prepared weights, the expert MLP on sorted rows, and the whole layer from routed tokens.
+
+T tokens, E experts, K top-k, H hidden, I intermediate, M rows in expert order.
+Each stage is a public function of its own, so that a harness can time them apart: ``sort_by_expert``, ``gather_rows``,
+``quantise_rows``, ``grouped_gemm``, ``apply_activation``, ``combine_rows``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.activation import Activation, apply_activation
+from kernels.backend import choose_gemm_backend, gemm_backend_on
+from kernels.formats import FORMATS, Quantised
+from kernels.grouped_gemm import grouped_gemm
+from kernels.permute import combine_rows, gather_rows, sort_by_expert
+from kernels.recipes import RECIPES, Recipe
+
+WEIGHT_ON = ("output", "input")
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Encoded experts: ``w13`` [E, 2I, H], ``w2`` [E, H, I], biases [E, 2I] and [E, H] or None."""
+
+    w13: Quantised
+    w2: Quantised
+    bias13: Tensor | None
+    bias2: Tensor | None
+    activation: Activation
+    precision: str | Recipe
+
+    @property
+    def recipe(self) -> Recipe:
+        return find_recipe(self.precision)
+
+    @property
+    def num_experts(self) -> int:
+        return self.w13.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights with their scales and biases."""
+        biases = sum(b.nbytes for b in (self.bias13, self.bias2) if b is not None)
+        return self.w13.nbytes + self.w2.nbytes + biases
+
+    def to(self, device: torch.device | str) -> "ExpertWeights":
+        bias13, bias2 = (None if b is None else b.to(device) for b in (self.bias13, self.bias2))
+        return ExpertWeights(self.w13.to(device), self.w2.to(device), bias13, bias2, self.activation, self.precision)
+
+
+def find_recipe(precision: str | Recipe) -> Recipe:
+    """The named recipe, or one made by hand as it is; ValueError for an unknown name."""
+    if isinstance(precision, Recipe):
+        return precision
+    if precision not in RECIPES:
+        raise ValueError(f"precision: {precision!r} is unknown; known: {', '.join(RECIPES)}")
+    return RECIPES[precision]
+
+
+def prepare_weights(
+    w13_E2IH: Tensor,
+    w2_EHI: Tensor,
+    *,
+    precision: str | Recipe,
+    bias13: Tensor | None = None,
+    bias2: Tensor | None = None,
+    activation: Activation | None = None,
+    scale_rule: str | None = None,
+    overflow: str = "saturate",
+) -> ExpertWeights:
+    """Encode a layer's weights once, outside any timing. ``scale_rule``: None takes the format's own.
+
+    Raises ValueError for an unknown precision or shapes that do not belong together.
+    """
+    _check_weights(w13_E2IH, w2_EHI, bias13, bias2)
+    entry = FORMATS[find_recipe(precision).weights]
+    rule = scale_rule or entry.scale_rules[0]
+    w13, w2 = (entry.encode(w, weights=True, scale_rule=rule, overflow=overflow) for w in (w13_E2IH, w2_EHI))
+    return ExpertWeights(w13, w2, bias13, bias2, activation or Activation(), precision)
+
+
+def expert_mlp(
+    rows_MH: Tensor | Quantised, offsets: Tensor, experts: ExpertWeights, *, backend: str = "auto"
+) -> Tensor:
+    """BF16 [M, H]: gemm1, activation, gemm2 of rows in expert order; rows past the last offset give zeros.
+
+    Rows may come encoded already in the recipe's activation format, as from an FP8 dispatch.
+    """
+    inputs = experts.recipe.activations
+    h_M2I = grouped_gemm(
+        rows_MH, offsets, experts.w13, activations_format=inputs, bias_EN=experts.bias13, backend=backend
+    )
+    a_MI = apply_activation(h_M2I, experts.activation, backend=backend)
+    return grouped_gemm(a_MI, offsets, experts.w2, activations_format=inputs, bias_EN=experts.bias2, backend=backend)
+
+
+def moe_layer(
+    x_TH: Tensor,
+    ids_TK: Tensor,
+    weights_TK: Tensor,
+    experts: ExpertWeights,
+    *,
+    weight_on: str = "output",
+    shared: ExpertWeights | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """[T, H] in the dtype of ``x_TH``: routed experts weighted and summed in float32, plus the shared expert.
+
+    Ids of -1 (dropped, or an expert of another rank) add nothing. ``weight_on``: ``output``, or ``input``, where the
+    weight multiplies the token before its expert (Llama-4). With the Triton backend nothing waits for the device.
+    """
+    if weight_on not in WEIGHT_ON:
+        raise ValueError(f"weight_on: {weight_on!r} is unknown; known: {', '.join(WEIGHT_ON)}")
+    if ids_TK.shape != weights_TK.shape or ids_TK.shape[0] != x_TH.shape[0]:
+        raise ValueError(
+            f"ids {tuple(ids_TK.shape)} and weights {tuple(weights_TK.shape)} do not fit {tuple(x_TH.shape)}"
+        )
+    chosen = gemm_backend_on(x_TH.device, backend, experts.w13.format, experts.recipe.activations)
+    perm = sort_by_expert(ids_TK, experts.num_experts, keep_dropped=chosen == "triton" and x_TH.is_cuda)
+    rows_MH = gather_rows(x_TH, perm, ids_TK.shape[1])
+    if weight_on == "input":
+        rows_MH = (rows_MH.float() * weights_TK.reshape(-1)[perm.order, None].float()).to(x_TH.dtype)
+        weights_TK = torch.ones_like(weights_TK, dtype=torch.float32)
+    rows_MH = expert_mlp(rows_MH, perm.offsets, experts, backend=backend)
+    y_TH = combine_rows(rows_MH, perm, weights_TK, out_dtype=torch.float32, backend=backend)
+    if shared is not None:
+        y_TH = y_TH + shared_expert(x_TH, shared, backend=backend)
+    return y_TH.to(x_TH.dtype)
+
+
+def shared_expert(x_TH: Tensor, shared: ExpertWeights, *, backend: str = "auto") -> Tensor:
+    """BF16 [T, H]: the expert that every token visits; ``shared`` holds one expert."""
+    if shared.num_experts != 1:
+        raise ValueError(f"shared: {shared.num_experts} experts; join them into one of their summed width")
+    offsets = torch.arange(2, device=x_TH.device) * x_TH.shape[0]
+    return expert_mlp(x_TH, offsets, shared, backend=backend)
+
+
+def math_path(
+    precision: str | Recipe, *, device_type: str, capability: tuple[int, int] | None = None, backend: str = "auto"
+) -> str:
+    """How the products are formed: ``native``, ``upcast`` (stored small, multiplied wide), or ``emulated``.
+
+    Emulated: both sides are quantised, decoded again and multiplied wide, which shows the format's error but not its
+    speed. Raises ValueError where the backend cannot run the precision.
+    """
+    recipe = find_recipe(precision)
+    chosen = choose_gemm_backend(
+        backend, recipe.weights, recipe.activations, device_type=device_type, capability=capability
+    )
+    if recipe.activations == "bf16":
+        return "native" if recipe.weights == "bf16" else "upcast"
+    return "native" if chosen == "triton" and device_type == "cuda" else "emulated"
+
+
+def _check_weights(w13: Tensor, w2: Tensor, bias13: Tensor | None, bias2: Tensor | None) -> None:
+    if w13.dim() != 3 or w2.dim() != 3:
+        raise ValueError(f"weights: shapes {tuple(w13.shape)} and {tuple(w2.shape)}; want [E, 2I, H] and [E, H, I]")
+    num_experts, hidden, width = w2.shape
+    if w13.shape != (num_experts, 2 * width, hidden):
+        wanted = (num_experts, 2 * width, hidden)
+        raise ValueError(f"weights: w13 {tuple(w13.shape)} does not fit w2 {tuple(w2.shape)}; want {wanted}")
+    for name, bias, columns in (("bias13", bias13, 2 * width), ("bias2", bias2, hidden)):
+        if bias is not None and bias.shape != (num_experts, columns):
+            raise ValueError(f"{name}: shape {tuple(bias.shape)}; want [{num_experts}, {columns}]")
