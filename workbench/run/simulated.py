@@ -1,0 +1,62 @@
+"""A planned cell through the roofline simulator to its record; every cell ends, whatever it asks."""
+
+from workbench.run.describe import Shortage, failed, infeasible, unsupported
+from workbench.run.simulated_layer import layer_outcome
+from workbench.run.simulated_micro import micro_outcome
+from workbench.simulate.layer import LayerCost, price_layer
+from workbench.simulate.memory import MemoryFit, layer_fit
+from workbench.simulate.support import LAYER_SCOPES, unsupported_reason
+from workbench.simulate.traffic import GroupTraffic, group_traffic
+from workbench.spec.errors import Unsupported
+from workbench.spec.record import Outcome
+from workbench.spec.scenario import Cell
+
+METHOD = "roofline"
+MAX_PRICED_BATCHES = 8
+"""Layers times steps whose routing is drawn; more are represented by the first, and flagged."""
+
+
+def run_simulated(cell: Cell) -> Outcome:
+    """Price the cell: ``ok`` with method ``roofline`` and no error band, or unsupported, infeasible or error.
+
+    ``latency_us`` covers all ``workload.layers`` layers and is the median over steps.
+    """
+    reason = unsupported_reason(cell)
+    if reason is not None:
+        return unsupported(cell, reason, engine="simulate", method=METHOD)
+    try:
+        return _priced(cell)
+    except Unsupported as exception:
+        return unsupported(cell, exception.reason, engine="simulate", method=METHOD)
+    except Exception as exception:  # a cell must end as a record, and the sweep must go on
+        return failed(cell, f"{type(exception).__name__}: {exception}", engine="simulate", method=METHOD)
+
+
+def _priced(cell: Cell) -> Outcome:
+    if cell.scope.kind not in LAYER_SCOPES:
+        return micro_outcome(cell, method=METHOD)
+    traffic = group_traffic(cell)
+    fit, worst = layer_fit(cell, traffic)
+    if not fit.fits:
+        return does_not_fit(cell, fit, rank=worst)
+    steps = price_steps(cell)
+    return layer_outcome(cell, steps, first=traffic, fit=fit, worst_memory_rank=worst, method=METHOD)
+
+
+def does_not_fit(cell: Cell, fit: MemoryFit, *, rank: int, engine: str = "simulate") -> Outcome:
+    """The infeasible outcome of a cell whose rank ``rank`` lacks memory; no latency in it."""
+    shortage = Shortage(weight_bytes=fit.weight_bytes, needed_bytes=fit.needed_bytes, capacity_bytes=fit.capacity_bytes)
+    return infeasible(cell, f"rank {rank} {fit.text}", engine=engine, method=METHOD, shortage=shortage)
+
+
+def price_steps(cell: Cell) -> list[list[LayerCost]]:
+    """Costs by step, then layer, of at most MAX_PRICED_BATCHES distinct routings."""
+    num_layers = min(cell.workload.layers, MAX_PRICED_BATCHES)
+    num_steps = min(cell.workload.steps, max(1, MAX_PRICED_BATCHES // num_layers))
+    return [
+        [price_layer(cell, _traffic(cell, layer, step)) for layer in range(num_layers)] for step in range(num_steps)
+    ]
+
+
+def _traffic(cell: Cell, layer: int, step: int) -> GroupTraffic:
+    return group_traffic(cell, layer=layer, step=step)

@@ -1,0 +1,169 @@
+"""Figures of a priced layer as a record and its tables.
+
+Over several layers times and bytes add up; over several steps ``latency_us`` is the median and the parts are those of
+the step at the median. Byte columns are totals over the group's ranks, dispatch and combine together, as
+``workbench.comm.plan`` defines them.
+"""
+
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+
+from workbench.comm.payload import payload_bytes
+from workbench.run.describe import base_record_fields
+from workbench.run.simulated_tables import link_rows, load_rows, memory_rows, stage_rows
+from workbench.simulate.compute import above_peak, expert_flops, rates_of
+from workbench.simulate.layer import LayerCost
+from workbench.simulate.memory import MemoryFit, model_fit
+from workbench.simulate.traffic import GroupTraffic
+from workbench.spec.record import Outcome, Record
+from workbench.spec.scenario import Cell
+from workbench.workload.loads import load_stats
+
+SECONDS_PER_HOUR = 3600
+
+
+def layer_outcome(
+    cell: Cell, steps: list[list[LayerCost]], *, first: GroupTraffic, fit: MemoryFit, worst_memory_rank: int,
+    method: str,
+) -> Outcome:  # fmt: skip
+    """The ``ok`` outcome. ``first`` is the traffic of layer 0 and step 0, whose loads and links fill the tables."""
+    times = [sum(cost.latency_us for cost in layers) for layers in steps]
+    layers = steps[times.index(median_low(times))]
+    scale = cell.workload.layers / len(layers)
+    fields = base_record_fields(cell) | {"status": "ok", "engine": "simulate", "method": method}
+    fields |= time_fields(cell, layers, scale=scale)
+    fields |= rate_fields(cell, layers, latency_us=fields["latency_us"], scale=scale)
+    fields |= byte_fields(cell, layers, first=first, scale=scale) | load_fields(first, scale=cell.workload.layers)
+    fields |= fit_fields(fit)
+    fields["flags"] = flags_text(cell, fields, first=first, layers=layers, num_steps=len(steps))
+    tables = {
+        "stages": stage_rows(cell, steps[0][0]),
+        "links": link_rows(cell, steps[0][0]),
+        "loads": load_rows(cell, first),
+        "memory": memory_rows(cell, fit, rank=worst_memory_rank),
+        "samples": [],
+    }
+    return Outcome(record=Record(**fields), tables=tables)
+
+
+def time_fields(cell: Cell, layers: list[LayerCost], *, scale: float) -> dict[str, Any]:
+    """Times of the slowest rank. compute + quantise + staging + exchanges exceed the latency by what overlap hides.
+
+    ``rank_min_us`` and ``rank_max_us`` are busy times: what a rank waits for others is not in them.
+    """
+
+    def part(name: str) -> float:
+        return scale * sum(cost.parts_us[name] for cost in layers)
+
+    latency_us = scale * sum(cost.latency_us for cost in layers)
+    network_us = scale * sum(cost.network_us for cost in layers) + part("staging")
+    hidden_us = scale * sum(cost.hidden_us for cost in layers)
+    busy_us_R = scale * np.sum([cost.busy_us_R for cost in layers], axis=0)
+    return {
+        "latency_us": latency_us,
+        "rank_min_us": float(busy_us_R.min()),
+        "rank_max_us": float(busy_us_R.max()),
+        "compute_us": part("compute"),
+        "quantise_us": part("quantise"),
+        "staging_us": part("staging"),
+        "dispatch_us": part("dispatch"),
+        "combine_us": part("combine") + part("tp_reduce"),
+        "count_exchange_us": part("count_exchange"),
+        "comm_fraction": max(0.0, network_us - hidden_us) / latency_us if latency_us else None,
+    }
+
+
+def rate_fields(cell: Cell, layers: list[LayerCost], *, latency_us: float, scale: float) -> dict[str, Any]:
+    """Rates of one GPU over the whole latency: expert FLOPs of its share, bytes of the slowest rank."""
+    model = cell.model
+    assert model is not None
+    tokens, group_gpus = cell.workload.tokens_per_rank, cell.ep * cell.parallel.tp
+    rates = rates_of(cell.cluster.hardware, cell.precision)
+    fields: dict[str, Any] = {
+        "math_path": rates.math_path,
+        "bound_by": max(layers, key=lambda cost: cost.latency_us).bound_by,
+    }
+    if not latency_us or not tokens:
+        return fields
+    flops = expert_flops(
+        tokens, top_k=model.top_k, hidden=model.hidden, intermediate=model.moe_intermediate,
+        shared_intermediate=model.shared_intermediate,
+    )  # fmt: skip
+    per_gpu = tokens / latency_us * 1e6 / cell.parallel.tp
+    usd = cell.cluster.usd_per_gpu_hour
+    return fields | {
+        "tokens_per_s": per_gpu * group_gpus,
+        "tokens_per_s_per_gpu": per_gpu,
+        "tflops": flops * cell.workload.layers / cell.parallel.tp / latency_us / 1e6,
+        "hbm_gb_per_s": scale * sum(cost.memory_bytes for cost in layers) / latency_us / 1e3,
+        "roofline_fraction": scale * sum(cost.ideal_us for cost in layers) / latency_us,
+        "usd_per_million_tokens": usd / SECONDS_PER_HOUR / per_gpu * 1e6 if usd else None,
+    }
+
+
+def byte_fields(cell: Cell, layers: list[LayerCost], *, first: GroupTraffic, scale: float) -> dict[str, Any]:
+    """Logical, physical and wire bytes of both directions, and the wire bytes by link class."""
+    assert cell.model is not None
+    hidden, dispatch = cell.model.hidden, cell.dispatch
+    payload = {
+        "dispatch": payload_bytes(hidden, dispatch.dispatch_dtype),
+        "combine": payload_bytes(hidden, dispatch.combine_dtype),
+    }
+    physical = up = out = 0.0
+    for leg in (leg for cost in layers for leg in cost.legs):
+        up_rows, out_rows = float(leg.load.up_sent_R.sum()), float(leg.load.out_sent_R.sum())
+        physical += (up_rows + out_rows) * payload[leg.name.split(".")[0]]
+        up += up_rows * leg.row_bytes
+        out += out_rows * leg.row_bytes
+    pairs = float(first.pairs_R.sum()) * cell.workload.layers if first.hops else 0.0
+    return {
+        "logical_bytes": round(pairs * sum(payload.values())),
+        "physical_bytes": round(scale * physical),
+        "wire_bytes": round(scale * (up + out)),
+        "scale_up_bytes": round(scale * up),
+        "scale_out_bytes": round(scale * out),
+    }
+
+
+def load_fields(traffic: GroupTraffic, *, scale: float) -> dict[str, Any]:
+    """Load of layer 0: pairs per rank, maximum over mean; logical experts touched by the whole group."""
+    return {
+        "load_max_over_mean": load_stats(traffic.pairs_R).max_over_mean,
+        "touched_experts": traffic.touched_experts,
+        "dropped_tokens": round(traffic.dropped_pairs * scale),
+    }
+
+
+def fit_fields(fit: MemoryFit) -> dict[str, Any]:
+    """Memory columns; ``fits`` is None where the device's memory is not known."""
+    return {
+        "weight_bytes": fit.weight_bytes,
+        "peak_memory_bytes": fit.needed_bytes,
+        "fits": fit.fits if fit.capacity_bytes else None,
+        "shortage_bytes": fit.shortage_bytes if fit.capacity_bytes else None,
+    }
+
+
+def flags_text(
+    cell: Cell, fields: dict[str, Any], *, first: GroupTraffic, layers: list[LayerCost], num_steps: int
+) -> str | None:
+    """What a reader must know about this figure, comma separated; None when nothing."""
+    flags = []
+    if first.scale != 1.0:
+        flags.append(f"sampled_tokens={first.sampled_tokens}")
+    if len(layers) < cell.workload.layers:
+        flags.append(f"sampled_layers={len(layers)}")
+    if num_steps < cell.workload.steps:
+        flags.append(f"sampled_steps={num_steps}")
+    if above_peak(
+        hbm_gb_per_s=fields.get("hbm_gb_per_s"), tflops=fields.get("tflops"),
+        hardware=cell.cluster.hardware, precision=cell.precision,
+    ):  # fmt: skip
+        flags.append("above_peak")
+    if cell.dispatch.comm_sms is not None:
+        flags.append("comm_sms_not_priced")
+    if not model_fit(cell).fits:
+        flags.append("whole_model_does_not_fit")
+    return ",".join(flags) or None

@@ -1,0 +1,80 @@
+"""Table rows of a priced layer, bounded: few ranks' stages, the busiest links, loads to a limit, one rank's memory."""
+
+from typing import Any
+
+import numpy as np
+
+from workbench.simulate.layer import LayerCost, Leg
+from workbench.simulate.memory import MemoryFit
+from workbench.simulate.traffic import GroupTraffic
+from workbench.spec.scenario import Cell
+
+MAX_LOAD_ROWS = 512
+
+Rows = list[dict[str, Any]]
+
+
+def stage_rows(cell: Cell, cost: LayerCost) -> Rows:
+    """Stages of rank 0 and of the slowest rank in layer 0; ``duration_us`` is the rank's own work, without waiting."""
+    return [
+        {
+            "cell_id": cell.cell_id,
+            "rank": rank,
+            "stream": span.stream,
+            "stage": span.stage,
+            "start_us": float(span.start_us_R[rank]),
+            "duration_us": float(span.duration_us_R[rank]),
+            "bytes": round(float(span.bytes_R[rank])),
+            "flops": round(float(span.flops_R[rank])),
+        }
+        for rank in sorted({0, cost.slowest})
+        for span in cost.spans
+    ]
+
+
+def link_rows(cell: Cell, cost: LayerCost) -> Rows:
+    """Of each hop, link class and direction the busiest rank's link and rank 0's.
+
+    A link is called ``leg.hop/class/direction/rank``, such as ``dispatch.flat/scale_out/in/rank 3``.
+    """
+    return [row for leg in cost.legs for row in leg_rows(cell.cell_id, leg)]
+
+
+def leg_rows(cell_id: str, leg: Leg) -> Rows:
+    """Links of one hop, those that carry nothing left out."""
+    load, cost = leg.load, leg.cost
+    links = (
+        ("scale_up/out", load.up_sent_R, cost.up_sent_us_R),
+        ("scale_up/in", load.up_received_R, cost.up_received_us_R),
+        ("scale_out/out", load.out_sent_R, cost.out_sent_us_R),
+        ("scale_out/in", load.out_received_R, cost.out_received_us_R),
+    )
+    return [
+        {
+            "cell_id": cell_id,
+            "link": f"{leg.name}/{name}/rank {rank}",
+            "bytes": round(float(rows_R[rank]) * leg.row_bytes),
+            "busy_us": float(busy_us_R[rank]),
+        }
+        for name, rows_R, busy_us_R in links
+        if rows_R.any()
+        for rank in sorted({0, int(np.argmax(rows_R))})
+    ]
+
+
+def load_rows(cell: Cell, traffic: GroupTraffic) -> Rows:
+    """Pairs of layer 0, step 0 by logical expert and by rank, the most loaded MAX_LOAD_ROWS of each."""
+    return _loads(cell, "expert", traffic.expert_tokens_E) + _loads(cell, "rank", traffic.pairs_R)
+
+
+def _loads(cell: Cell, kind: str, counts: np.ndarray) -> Rows:
+    kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_LOAD_ROWS])
+    return [
+        {"cell_id": cell.cell_id, "layer": 0, "step": 0, "kind": kind, "index": int(index), "tokens": round(tokens)}
+        for index, tokens in zip(kept.tolist(), counts[kept].tolist(), strict=True)
+    ]
+
+
+def memory_rows(cell: Cell, fit: MemoryFit, *, rank: int) -> Rows:
+    """Bytes by part of the rank that needs most."""
+    return [{"cell_id": cell.cell_id, "rank": rank, "what": what, "bytes": size} for what, size in fit.parts.items()]

@@ -1,0 +1,145 @@
+"""Does it fit: bytes of the worst GPU against its memory. GB is 10^9 bytes, GiB 2^30; texts print GiB and bytes.
+
+Idealised: no allocator waste, no runtime context, no CUDA-graph pools; activations of one layer live at a time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
+from workbench.simulate.formats import row_bytes
+from workbench.simulate.traffic import GroupTraffic
+from workbench.simulate.weights import (
+    WIDE_BYTES,
+    attention_bytes,
+    dense_format,
+    kv_bytes_per_token,
+    mlp_bytes,
+    moe_layer_weights,
+)
+from workbench.spec.model import Model
+from workbench.spec.scenario import Cell
+
+GIB = 2**30
+WEIGHT_PARTS = ("routed_experts", "shared_expert", "router", "attention", "dense_mlp", "embedding")
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """Bytes by part of one GPU, against its memory; ``capacity_bytes`` 0 means that the memory is not known.
+
+    ``complete`` is False when the model's attention is not known, so that the need is a lower bound.
+    """
+
+    parts: Mapping[str, int]
+    capacity_bytes: int
+    complete: bool = True
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(size for part, size in self.parts.items() if part in WEIGHT_PARTS)
+
+    @property
+    def shortage_bytes(self) -> int:
+        return max(0, self.needed_bytes - self.capacity_bytes) if self.capacity_bytes else 0
+
+    @property
+    def fits(self) -> bool:
+        return self.shortage_bytes == 0
+
+    @property
+    def text(self) -> str:
+        """One line with units, such as ``needs 39.60 GiB of 40.00 GiB a GPU: 0.40 GiB free``."""
+        need = f"needs {self.needed_bytes / GIB:.2f} GiB"
+        if not self.capacity_bytes:
+            return f"{need} a GPU; its memory is not known"
+        head = f"{need} of {self.capacity_bytes / GIB:.2f} GiB a GPU"
+        if self.fits:
+            return f"{head}: {(self.capacity_bytes - self.needed_bytes) / GIB:.2f} GiB free"
+        return f"{head}: short by {self.shortage_bytes / GIB:.2f} GiB ({self.shortage_bytes} bytes)"
+
+
+def _weights(cell: Cell, model: Model, *, num_layers: int) -> dict[str, int]:
+    redundant = cell.balance.placement.redundant_experts
+    assert isinstance(redundant, int), "a planned cell has its redundancy decided"
+    layer = moe_layer_weights(model, cell.precision, ep=cell.ep, tp=cell.parallel.tp, redundant=redundant)
+    return {part: size * num_layers for part, size in layer.items()}
+
+
+def _work_bytes(cell: Cell, model: Model, *, pairs: float, buffer_rows: float, sent_rows: float) -> dict[str, int]:
+    """Buffers of one layer: rows on the wire both ways, and the widest two neighbours of the expert stages."""
+    intermediate = ceil(model.moe_intermediate / cell.parallel.tp)
+    numbers = cell.precision.activations
+    rows_in = row_bytes(numbers, model.hidden)
+    gate_up, middle = WIDE_BYTES * 2 * intermediate, WIDE_BYTES * intermediate + row_bytes(numbers, intermediate)
+    widest = max(rows_in + gate_up, gate_up + middle, middle + WIDE_BYTES * model.hidden)
+    wire = dispatch_row_bytes(cell) + combine_row_bytes(cell)
+    tokens = cell.workload.tokens_per_rank
+    return {
+        "dispatch_buffers": round((buffer_rows + sent_rows) * wire),
+        "activations": round(pairs * widest + 2 * tokens * model.hidden * WIDE_BYTES),
+    }
+
+
+def layer_fit(cell: Cell, traffic: GroupTraffic) -> tuple[MemoryFit, int]:
+    """Memory of the ``workload.layers`` layers that a layer scope holds, on its worst rank; and that rank.
+
+    Weights are the same on every rank (slots are dealt evenly); buffers follow the routed traffic.
+    """
+    assert cell.model is not None
+    sent_R = sum((hop.sent_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
+    worst = int(np.argmax(traffic.pairs_R + traffic.buffer_rows_R + sent_R))
+    work = _work_bytes(
+        cell,
+        cell.model,
+        pairs=float(traffic.pairs_R[worst]),
+        buffer_rows=float(traffic.buffer_rows_R[worst]) if traffic.hops else 0.0,
+        sent_rows=float(sent_R[worst]),
+    )
+    parts = _weights(cell, cell.model, num_layers=cell.workload.layers) | work
+    return MemoryFit(parts, cell.cluster.memory_bytes), worst
+
+
+def model_fit(cell: Cell) -> MemoryFit:
+    """Memory of the whole model on one GPU of the cell's largest pipeline stage, with balanced traffic.
+
+    Weights of experts by ep, tp and pp; attention, dense MLPs and embeddings by attn_tp and pp, whole on every
+    data-parallel rank; the key-value cache of ``context_tokens`` for each of the rank's sequences in decode, of the
+    rank's own tokens otherwise. Raises ValueError for a cell without a model.
+    """
+    model = cell.model
+    if model is None:
+        raise ValueError(f"scope {cell.scope.kind} has no model to fit")
+    pp, pairs = cell.parallel.pp, cell.workload.tokens_per_rank * model.top_k
+    parts = _weights(cell, model, num_layers=ceil(model.moe_layers / pp)) | _dense_weights(cell, model)
+    if model.attention is not None:
+        tokens = cell.workload.tokens_per_rank * (
+            cell.workload.context_tokens if cell.workload.phase == "decode" else cell.workload.micro_batches
+        )
+        per_token = kv_bytes_per_token(model.attention, attn_tp=cell.parallel.attn_tp)
+        parts["kv_cache"] = tokens * per_token * ceil(model.total_layers / pp)
+    rows = pairs if cell.ep > 1 else 0
+    parts |= _work_bytes(cell, model, pairs=pairs, buffer_rows=rows, sent_rows=rows)
+    return MemoryFit(parts, cell.cluster.memory_bytes, complete=model.attention is not None)
+
+
+def _dense_weights(cell: Cell, model: Model) -> dict[str, int]:
+    number, attn_tp, pp = dense_format(model, cell.precision), cell.parallel.attn_tp, cell.parallel.pp
+    parts: dict[str, int] = {}
+    dense_layers = model.total_layers - model.moe_layers
+    if dense_layers and model.dense_intermediate:
+        one = mlp_bytes(model.hidden, ceil(model.dense_intermediate / attn_tp), weights=number)
+        parts["dense_mlp"] = one * ceil(dense_layers / pp)
+    if model.attention is not None:
+        one = attention_bytes(model.attention, model.hidden, number=number, attn_tp=attn_tp)
+        parts["attention"] = one * ceil(model.total_layers / pp)
+        tables = 2 if pp == 1 else 1
+        parts["embedding"] = tables * WIDE_BYTES * ceil(model.attention.vocabulary / attn_tp) * model.hidden
+    return parts

@@ -1,0 +1,181 @@
+"""The kernels of one MoE layer as roofline stages, for every rank of the group at once.
+
+T tokens a rank, P (token, expert) pairs a rank computes, B rows of its buffer after dispatch, H hidden,
+I intermediate (cut by tp). Stage names are those of a measured layer; one name may cover several kernels, and
+``quantise`` comes up wherever values are encoded.
+
+Idealised: no kernel is fused with its neighbour, each reads its inputs and writes its outputs once. Permute counts,
+sorts and gathers (three launches); the gate is a GEMM and a selection.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes, encoded_bytes
+from workbench.simulate.compute import Rates, Stage, copy_stage, gemm_stage, is_encoded, rates_of
+from workbench.simulate.formats import WIRE_FORMATS, row_bytes
+from workbench.simulate.traffic import GroupTraffic
+from workbench.simulate.weights import FLOAT32_BYTES, WIDE_BYTES, expert_bytes
+from workbench.spec.model import Model
+from workbench.spec.precision import NumberFormat, Precision, tensor_bytes
+from workbench.spec.scenario import Cell
+
+
+@dataclass(frozen=True)
+class LayerStages:
+    """Stages in order: before dispatch, between dispatch and combine, after combine; the shared expert apart."""
+
+    before: tuple[Stage, ...]
+    experts: tuple[Stage, ...]
+    after: tuple[Stage, ...]
+    shared: tuple[Stage, ...]
+
+    @property
+    def all(self) -> tuple[Stage, ...]:
+        return self.before + self.experts + self.after + self.shared
+
+
+def layer_stages(cell: Cell, traffic: GroupTraffic) -> LayerStages:
+    """The stages of the cell's layer under ``traffic``; without dispatch hops nothing is encoded for a wire."""
+    model = cell.model
+    assert model is not None
+    rates = rates_of(cell.cluster.hardware, cell.precision)
+    tokens_R = np.full(traffic.num_ranks, float(cell.workload.tokens_per_rank))
+    before: list[Stage] = []
+    if cell.scope.kind != "layer_no_router":
+        before.append(gate_stage(model, tokens_R, rates=rates))
+    if traffic.hops:
+        before += _to_wire(cell.dispatch.dispatch_dtype, model.hidden, rows_R=tokens_R, rates=rates)
+        before.append(_pack_stage(cell, traffic, rates=rates))
+    after = (_reduce_stage(cell, traffic, tokens_R=tokens_R, rates=rates),) if traffic.hops else ()
+    return LayerStages(
+        tuple(before),
+        _expert_stages(cell, traffic, rates=rates),
+        after,
+        shared_stages(model, cell.precision, tokens_R=tokens_R, tp=cell.parallel.tp, rates=rates),
+    )
+
+
+def gate_stage(model: Model, tokens_R: np.ndarray, *, rates: Rates) -> Stage:
+    """Logits [T, E] in bf16 math from x [T, H], written in float32 and read again by the selection."""
+    per_token = WIDE_BYTES * model.hidden + 2 * FLOAT32_BYTES * model.num_experts + 8 * model.top_k
+    moved_R = tokens_R * per_token + WIDE_BYTES * model.hidden * model.num_experts
+    return Stage("gate", moved_R, 2.0 * tokens_R * model.hidden * model.num_experts, 2, rates.wide_flops_per_us)
+
+
+def quantise_stage(number: NumberFormat, columns: int, *, rows_R: np.ndarray, rates: Rates) -> Stage:
+    """bf16 rows read, encoded rows with their scales written; a tensor-wide scale needs a pass before (amax)."""
+    two_pass = number.granularity in ("tensor", "nvfp4")
+    moved = WIDE_BYTES * columns * (2 if two_pass else 1) + row_bytes(number, columns)
+    return copy_stage("quantise", rows_R=rows_R, row_bytes=moved, rates=rates, kernels=2 if two_pass else 1)
+
+
+def _to_wire(dtype: str, hidden: int, *, rows_R: np.ndarray, rates: Rates) -> list[Stage]:
+    if dtype not in WIRE_FORMATS:
+        return []
+    return [quantise_stage(WIRE_FORMATS[dtype], hidden, rows_R=rows_R, rates=rates)]
+
+
+def _pack_stage(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> Stage:
+    """Rows gathered into each hop's send buffer: read and written once a hop."""
+    one_row = dispatch_row_bytes(cell)
+    sent_R = sum(hop.sent_R for hop in traffic.hops)
+    return copy_stage("staging", rows_R=sent_R, row_bytes=2 * one_row, rates=rates, kernels=len(traffic.hops))
+
+
+def _reduce_stage(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> Stage:
+    """Returned rows read and added into the rows they came from, written in bf16, hop by hop."""
+    assert cell.model is not None
+    one_row = combine_row_bytes(cell)
+    held_R, moved_R = tokens_R, np.zeros(traffic.num_ranks)
+    for hop in traffic.hops:
+        moved_R = moved_R + hop.sent_R * one_row + held_R * WIDE_BYTES * cell.model.hidden
+        held_R = hop.received_R
+    return copy_stage("staging", rows_R=moved_R, row_bytes=1, rates=rates, kernels=len(traffic.hops))
+
+
+def _expert_stages(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[Stage, ...]:
+    """permute, [quantise], gemm1, activation, [quantise], gemm2, unpermute, [quantise for the wire]."""
+    model, number = cell.model, cell.precision.activations
+    assert model is not None
+    hidden, wide_row, pairs_R = model.hidden, WIDE_BYTES * model.hidden, traffic.pairs_R
+    dtype = cell.dispatch.dispatch_dtype if traffic.hops else "bf16"
+    encoded_on_wire = WIRE_FORMATS.get(dtype) == number
+    row_in = encoded_bytes(hidden, dtype)
+    permuted_row = row_in if encoded_on_wire else wide_row
+    moved_R = traffic.buffer_rows_R * row_in + pairs_R * permuted_row
+    stages = [copy_stage("permute", rows_R=moved_R, row_bytes=1, rates=rates, kernels=3)]
+    if is_encoded(number) and not encoded_on_wire:
+        stages.append(quantise_stage(number, hidden, rows_R=pairs_R, rates=rates))
+    stages += _mlp_stages(cell, model, traffic, rates=rates)
+    moved_R = (pairs_R + traffic.buffer_rows_R) * wide_row
+    stages.append(copy_stage("unpermute", rows_R=moved_R, row_bytes=1, rates=rates))
+    if traffic.hops:
+        stages += _to_wire(cell.dispatch.combine_dtype, hidden, rows_R=traffic.buffer_rows_R, rates=rates)
+    return tuple(stages)
+
+
+def _mlp_stages(cell: Cell, model: Model, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:
+    precision, intermediate = cell.precision, ceil(model.moe_intermediate / cell.parallel.tp)
+    one_expert = expert_bytes(model, precision, tp=cell.parallel.tp)
+    return mlp_stages(
+        ("gemm1", "activation", "quantise", "gemm2"),
+        rows_R=traffic.pairs_R,
+        touched_R=traffic.touched_R,
+        hidden=model.hidden,
+        intermediate=intermediate,
+        w13_share=one_expert - tensor_bytes(precision.weights, model.hidden, intermediate, weights=True),
+        precision=precision,
+        rates=rates,
+    )
+
+
+def mlp_stages(
+    names: tuple[str, str, str, str], *, rows_R: np.ndarray, touched_R: np.ndarray, hidden: int, intermediate: int,
+    w13_share: int, precision: Precision, rates: Rates,
+) -> list[Stage]:  # fmt: skip
+    """Gated MLP over encoded rows: w13, activation, encoding of the middle, w2; ``names`` in that order.
+
+    ``w13_share`` is the bytes of one expert without w2 (biases go with it).
+    """
+    number, flops_per_us = precision.activations, rates.expert_flops_per_us
+    w2_bytes = tensor_bytes(precision.weights, hidden, intermediate, weights=True)
+    first = gemm_stage(
+        names[0], rows_R=rows_R, touched_R=touched_R, out=2 * intermediate, inner=hidden, weight_bytes=w13_share,
+        in_row_bytes=row_bytes(number, hidden), flops_per_us=flops_per_us,
+    )  # fmt: skip
+    middle = copy_stage(names[1], rows_R=rows_R, row_bytes=3 * WIDE_BYTES * intermediate, rates=rates)
+    second = gemm_stage(
+        names[3], rows_R=rows_R, touched_R=touched_R, out=hidden, inner=intermediate, weight_bytes=w2_bytes,
+        in_row_bytes=row_bytes(number, intermediate), flops_per_us=flops_per_us,
+    )  # fmt: skip
+    stages = [first, middle, second]
+    if is_encoded(number):
+        encode = quantise_stage(number, intermediate, rows_R=rows_R, rates=rates)
+        stages.insert(2, Stage(names[2], encode.bytes_R, encode.flops_R, encode.kernels, encode.flops_per_us))
+    return stages
+
+
+def shared_stages(
+    model: Model, precision: Precision, *, tokens_R: np.ndarray, tp: int, rates: Rates
+) -> tuple[Stage, ...]:
+    """The shared experts over every token of the rank, as one MLP; empty for a model without them."""
+    if not model.shared_intermediate:
+        return ()
+    intermediate = ceil(model.shared_intermediate / tp)
+    stages = mlp_stages(
+        ("shared_expert",) * 4,
+        rows_R=tokens_R,
+        touched_R=(tokens_R > 0).astype(np.float64),
+        hidden=model.hidden,
+        intermediate=intermediate,
+        w13_share=tensor_bytes(precision.weights, 2 * intermediate, model.hidden, weights=True),
+        precision=precision,
+        rates=rates,
+    )
+    if is_encoded(precision.activations):
+        encode = quantise_stage(precision.activations, model.hidden, rows_R=tokens_R, rates=rates)
+        stages.insert(0, Stage("shared_expert", encode.bytes_R, encode.flops_R, encode.kernels, encode.flops_per_us))
+    return tuple(stages)

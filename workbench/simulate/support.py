@@ -1,0 +1,61 @@
+"""Which cells the simulator can price, and in words why not the others."""
+
+from workbench.simulate.network import MAX_RANKS
+from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
+
+LAYER_SCOPES = ("layer", "layer_no_router")
+LATER = "comes with the simulator's later methods"
+
+
+def unsupported_reason(cell: Cell) -> str | None:
+    """Why this cell cannot be priced yet, naming the field; None when it can."""
+    for reason in (_method(cell), _scope(cell), _extras(cell), _overlap(cell), _ranks(cell)):
+        if reason is not None:
+            return reason
+    return None
+
+
+def _method(cell: Cell) -> str | None:
+    if cell.method in ("best", "roofline"):
+        return None
+    return f"method {cell.method} {LATER}; roofline is there now"
+
+
+def _scope(cell: Cell) -> str | None:
+    kind = cell.scope.kind
+    if kind not in LAYER_SCOPES + MODEL_FREE_SCOPES:
+        return f"scope {kind} {LATER}; layer is there now"
+    if kind in LAYER_SCOPES and cell.model is None:
+        return f"scope {kind} needs a model"
+    return None
+
+
+def _extras(cell: Cell) -> str | None:
+    if cell.kernel != "ours":
+        return f"kernel {cell.kernel} is priced from its published rows, which {LATER}; ours is there now"
+    if cell.offload.tier != "none":
+        return f"offload.tier {cell.offload.tier} {LATER}"
+    if cell.optimizer != "none":
+        return f"optimizer {cell.optimizer} belongs to train_step, which {LATER}"
+    if cell.serving is not None:
+        return f"serving {LATER}"
+    if cell.goal is not None:
+        return "goal belongs to plan --search, which comes later"
+    if cell.balance.capacity is not None:
+        return f"balance.capacity {LATER}"
+    if cell.balance.training != "none":
+        return f"balance.training {cell.balance.training} {LATER}"
+    return None
+
+
+def _overlap(cell: Cell) -> str | None:
+    kind = cell.dispatch.overlap.kind
+    return None if kind == "none" else f"dispatch.overlap {kind} {LATER}; shared_expert_overlap is there now"
+
+
+def _ranks(cell: Cell) -> str | None:
+    if cell.ep > MAX_RANKS:
+        return f"parallel.ep {cell.ep}: ranks are priced one by one, up to {MAX_RANKS}; larger groups come later"
+    if cell.parallel.tp > cell.cluster.gpus_per_node:
+        return f"parallel.tp {cell.parallel.tp} spans nodes of {cell.cluster.gpus_per_node} GPUs, which is not priced"
+    return None
