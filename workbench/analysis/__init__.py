@@ -1,0 +1,1 @@
+"""Statistics over finished runs: comparison with verdicts, and what varies between cells."""

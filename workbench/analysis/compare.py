@@ -1,0 +1,160 @@
+"""Pairs of cells and their verdicts: within a run along one path, or between two runs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from workbench.analysis.columns import (
+    dotted_path,
+    planned_cells,
+    value_at,
+    value_label,
+    varying_columns,
+    without_paths,
+)
+from workbench.analysis.statistics import Series, slowest_series
+from workbench.analysis.verdict import Side, Verdict, judge
+
+LABELS = ("cell_id", "scenario", "group")
+"""Fields of a planned cell that name it and change nothing."""
+
+DERIVED = {"cluster": ("parallel.ep", "parallel.dp", "cluster.name"), "precision": ("precision.name",)}
+"""What follows from a section when it changes, so that it may differ too: EP spans the cluster's GPUs unless set."""
+
+DEFAULT_BASELINES = {"precision": "bf16", "dispatch.strategy": "flat", "balance.placement": "linear(0)"}
+
+COLUMNS = (
+    "baseline", "candidate", "verdict", "ratio", "ratio_low", "ratio_high", "baseline_us", "candidate_us", "p_value",
+    "spread", "judged_by", "why", "baseline_cell", "candidate_cell", "engine", "device", "hardware",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunTables:
+    """The two tables of a run that a comparison reads."""
+
+    cells: pd.DataFrame
+    samples: pd.DataFrame
+
+
+def compare_by(
+    cells: pd.DataFrame, samples: pd.DataFrame, *, by: str = "precision", baseline: str | None = None
+) -> pd.DataFrame:
+    """Every cell against the baseline among those that differ from it only at the path ``by``.
+
+    ``by`` is a dotted path of the planned cell or a column of ``cells``. Without ``baseline`` it is bf16 for
+    precisions, flat for strategies, else the first that came. One row a candidate, ``ratio`` candidate over
+    baseline; where the ``baseline`` asked for is missing the row says so, and a cell that stands alone has none.
+    Raises ValueError for an unknown path or baseline.
+    """
+    planned = planned_cells(cells)
+    path = dotted_path(by, planned)
+    labels = [value_label(value_at(cell, path)) for cell in planned]
+    if baseline is not None and baseline not in labels:
+        known = ", ".join(dict.fromkeys(labels))
+        raise ValueError(f"--baseline {baseline}: no cell has that {by}; there are {known}")
+    partners: dict[str, list[int]] = {}
+    for index, cell in enumerate(planned):
+        partners.setdefault(_key(cell, path), []).append(index)
+    rows, series, context = cells.to_dict("records"), slowest_series(samples), _context(cells, by)
+    result = []
+    for members in partners.values():
+        base = _base(members, labels, path, baseline)
+        for i in members:
+            if i != base:
+                pair = (rows[base] if base is not None else None, rows[i])
+                named = (labels[base] if base is not None else str(baseline), labels[i])
+                result.append(_row(*pair, series, series, named, context, missing=f"no {baseline} beside it"))
+    return _frame(result, context)
+
+
+def compare_runs(first: RunTables, second: RunTables) -> pd.DataFrame:
+    """The second run's cells against the same cells of the first; those of one run only get a row that says so."""
+    everything = pd.concat([first.cells, second.cells])
+    context = _context(everything, by="")
+    old = {row["cell_id"]: row for row in first.cells.to_dict("records")}
+    new = {row["cell_id"]: row for row in second.cells.to_dict("records")}
+    old_series, new_series = slowest_series(first.samples), slowest_series(second.samples)
+    result = [
+        _row(old.get(cell), new.get(cell), old_series, new_series, ("first run", "second run"), context)
+        for cell in dict.fromkeys([*old, *new])
+    ]
+    return _frame(result, context)
+
+
+def _base(members: Sequence[int], labels: Sequence[str], path: str, wanted: str | None) -> int | None:
+    """The member that the others are held against, None when the one asked for is not among them."""
+    word = DEFAULT_BASELINES.get(path) if wanted is None else wanted
+    found = next((i for i in members if labels[i] == word), None)
+    return members[0] if found is None and wanted is None else found
+
+
+def _context(cells: pd.DataFrame, by: str) -> list[str]:
+    """Columns that tell the pairs apart."""
+    return [name for name in varying_columns(cells) if name not in {by, "group", "method", *COLUMNS}]
+
+
+def _key(cell: Mapping[str, Any], path: str) -> str:
+    dropped = (*LABELS, path, *DERIVED.get(path.partition(".")[0], ()))
+    return json.dumps(without_paths(cell, dropped), sort_keys=True)
+
+
+def _row(
+    old: Mapping[str, Any] | None,
+    new: Mapping[str, Any] | None,
+    old_series: Mapping[str, Series],
+    new_series: Mapping[str, Series],
+    labels: tuple[str, str],
+    context: Sequence[str],
+    missing: str = "",
+) -> dict[str, Any]:
+    if old is None or new is None:
+        why = missing or f"not in the {labels[0] if old is None else labels[1]}"
+        verdict = Verdict(word="unclear", reason=why, method="none")
+    else:
+        verdict = judge(_side(new, new_series), _side(old, old_series))
+    shown = new if new is not None else old
+    assert shown is not None
+    return {
+        **{name: shown[name] for name in context},
+        "baseline": labels[0],
+        "candidate": labels[1],
+        "verdict": verdict.word,
+        "ratio": verdict.ratio,
+        "ratio_low": verdict.ratio_low,
+        "ratio_high": verdict.ratio_high,
+        "baseline_us": old["latency_us"] if old is not None else None,
+        "candidate_us": new["latency_us"] if new is not None else None,
+        "p_value": verdict.p_value,
+        "spread": verdict.spread,
+        "judged_by": verdict.method,
+        "why": verdict.reason,
+        "baseline_cell": old["cell_id"] if old is not None else None,
+        "candidate_cell": new["cell_id"] if new is not None else None,
+        **{name: shown[name] for name in ("engine", "device", "hardware")},
+    }
+
+
+def _side(row: Mapping[str, Any], series: Mapping[str, Series]) -> Side:
+    low, high = _number(row["latency_ci_low_us"]), _number(row["latency_ci_high_us"])
+    return Side(
+        status=row["status"],
+        engine=row["engine"],
+        device=row["device"] if isinstance(row["device"], str) else None,
+        latency_us=_number(row["latency_us"]),
+        interval_us=(low, high) if low is not None and high is not None else None,
+        series=series.get(row["cell_id"]),
+    )
+
+
+def _number(value: Any) -> float | None:
+    return None if pd.isna(value) else float(value)
+
+
+def _frame(rows: list[dict[str, Any]], context: Sequence[str]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=[*dict.fromkeys([*context, *COLUMNS])])
+    numbers = ["ratio", "ratio_low", "ratio_high", "baseline_us", "candidate_us", "p_value", "spread"]
+    return frame.astype(dict.fromkeys(numbers, float))
