@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from workbench.spec.base import Count, Frozen, Text
+from workbench.spec.errors import unknown_name
 
 FormatName = Literal["bf16", "e4m3", "e5m2", "e2m1"]
 Granularity = Literal["none", "tensor", "row", "block", "mx", "nvfp4"]
@@ -70,9 +71,9 @@ def precision_from_text(value: Any) -> Any:
     """A name becomes its recipe; a mapping with a known name starts from that recipe."""
     if isinstance(value, str):
         if value not in PRECISIONS:
-            raise ValueError(f"unknown precision {value!r}; known: {', '.join(PRECISIONS)}")
+            raise ValueError(unknown_name("precision", value, PRECISIONS))
         return PRECISIONS[value]
-    if isinstance(value, dict) and value.get("name") in PRECISIONS:
+    if isinstance(value, dict) and isinstance(value.get("name"), str) and value["name"] in PRECISIONS:
         return PRECISIONS[value["name"]].model_dump() | value
     return value
 

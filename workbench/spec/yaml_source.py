@@ -140,7 +140,9 @@ class _Reader:
         if node.style is not None:
             return text
         if text.lower() in _OLD_BOOLEAN:
-            self._fault(node, path, text, f'unquoted {text} reads as a boolean elsewhere; write "{text}", true or false')
+            self._fault(
+                node, path, text, f'{text} reads as a boolean elsewhere; write "{text}" in quotes, true or false'
+            )
             return None
         return plain_scalar(text)
 
