@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from workbench.analysis.columns import (
+    COLUMN_PATHS,
     dotted_path,
     planned_cells,
     value_at,
@@ -59,7 +60,7 @@ def compare_by(
     partners: dict[str, list[int]] = {}
     for index, cell in enumerate(planned):
         partners.setdefault(_key(cell, path), []).append(index)
-    rows, series, context = cells.to_dict("records"), slowest_series(samples), _context(cells, by)
+    rows, series, context = cells.to_dict("records"), slowest_series(samples), _context(cells, path=path)
     result = []
     for members in partners.values():
         base = _base(members, labels, path, baseline)
@@ -74,7 +75,7 @@ def compare_by(
 def compare_runs(first: RunTables, second: RunTables) -> pd.DataFrame:
     """The second run's cells against the same cells of the first; those of one run only get a row that says so."""
     everything = pd.concat([first.cells, second.cells])
-    context = _context(everything, by="")
+    context = _context(everything)
     old = {row["cell_id"]: row for row in first.cells.to_dict("records")}
     new = {row["cell_id"]: row for row in second.cells.to_dict("records")}
     old_series, new_series = slowest_series(first.samples), slowest_series(second.samples)
@@ -92,9 +93,12 @@ def _base(members: Sequence[int], labels: Sequence[str], path: str, wanted: str 
     return members[0] if found is None and wanted is None else found
 
 
-def _context(cells: pd.DataFrame, by: str) -> list[str]:
-    """Columns that tell the pairs apart."""
-    return [name for name in varying_columns(cells) if name not in {by, "group", "method", *COLUMNS}]
+def _context(cells: pd.DataFrame, *, path: str = "") -> list[str]:
+    """Columns that tell the pairs apart, without those that ``path`` itself makes differ."""
+    names = varying_columns(cells)
+    sources = {name: f"{COLUMN_PATHS.get(name, name)}." for name in names}
+    told = {name for name, source in sources.items() if path and source.startswith(f"{path}.")}
+    return [name for name in names if name not in {*told, "group", "method", *COLUMNS}]
 
 
 def _key(cell: Mapping[str, Any], path: str) -> str:
