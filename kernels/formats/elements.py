@@ -34,8 +34,8 @@ _E5M2_FIRST_OUT = 61440.0
 
 
 def to_e4m3(x: Tensor, overflow: str = "saturate") -> Tensor:
-    """float -> uint8 codes of E4M3FN, same shape. bfloat16 and float16 widen exactly; give no float64."""
-    x = x.float()
+    """float -> uint8 codes of E4M3FN, same shape."""
+    x = _widen(x)
     # torch 2.11 turns what lies beyond the range into NaN and torch 2.13 saturates: clamped, both agree.
     codes = x.clamp(-E4M3.largest, E4M3.largest).to(torch.float8_e4m3fn).view(torch.uint8)
     if overflow == "nan":
@@ -50,7 +50,7 @@ def from_e4m3(codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def to_e5m2(x: Tensor, overflow: str = "saturate") -> Tensor:
     """float -> uint8 codes of E5M2, same shape; NaN becomes the quiet NaN 7E with its sign."""
-    x = x.float()
+    x = _widen(x)
     codes = x.clamp(-E5M2.largest, E5M2.largest).to(torch.float8_e5m2).view(torch.uint8)
     codes = torch.where(x.isnan(), (codes & 0x80) | 0x7E, codes)
     if overflow == "nan":
@@ -68,7 +68,7 @@ def to_e2m1(x: Tensor) -> Tensor:
 
     E2M1 has no NaN: NaN becomes a zero of the opposite sign, as in ml_dtypes. A block format marks it in the scale.
     """
-    x = x.float()
+    x = _widen(x)
     negative, nan = x.signbit(), x.isnan()
     magnitude = torch.bucketize(x.abs(), _e2m1_boundaries(x.device), out_int32=True).to(torch.uint8)
     return magnitude.masked_fill_(nan, 0).bitwise_or_((negative ^ nan).to(torch.uint8) << 3)
@@ -107,6 +107,12 @@ def unpack_e2m1(packed: Tensor, columns: int, dtype: torch.dtype = torch.float32
     """Packed E2M1 -> values [..., K = columns] in float32 or bfloat16, one table look-up a byte."""
     pairs = _e2m1_pairs(packed.device, dtype).index_select(0, packed.reshape(-1).int())
     return pairs.view(dtype).view(*packed.shape[:-1], 2 * packed.shape[-1])[..., :columns]
+
+
+def _widen(x: Tensor) -> Tensor:
+    if x.dtype == torch.float64:
+        raise ValueError("cast from float64 would round twice: give float32, bfloat16 or float16")
+    return x.float()
 
 
 @lru_cache

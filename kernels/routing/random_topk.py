@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.routing.base import Routing, check_logits
+from kernels.routing.base import ROWS_A_PART, Routing, check_logits
 from kernels.routing.select import top_k_ids
 
 
@@ -14,6 +14,7 @@ def random_topk(logits_TE: Tensor, *, top_k: int, bias: Tensor | None = None, se
     """
     check_logits(logits_TE, top_k=top_k, bias=bias)
     generator = torch.Generator().manual_seed(seed)
-    ids = top_k_ids(torch.rand(tuple(logits_TE.shape), generator=generator), top_k).to(torch.int32)
+    draws = (torch.rand(tuple(part.shape), generator=generator) for part in logits_TE.split(ROWS_A_PART))
+    ids = torch.cat([top_k_ids(draw, top_k) for draw in draws]).to(torch.int32)
     weights = torch.full(ids.shape, 1.0 / top_k)
     return Routing(ids.to(logits_TE.device), weights.to(logits_TE.device))

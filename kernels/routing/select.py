@@ -1,5 +1,7 @@
 """The one top-k of the project: exact, in descending order, ties to the lower index, the same on CPU and CUDA."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -35,20 +37,21 @@ def _by_unique_keys(scores: Tensor, k: int) -> Tensor:
     return _LOW_HALF - (keys.topk(k).values & _LOW_HALF)
 
 
-def candidates_of_groups(group_scores: Tensor, topk_group: int, group_size: int) -> Tensor:
-    """int64 expert ids [rows, topk_group * group_size], ascending, of the best groups of ``group_scores`` [rows, G].
+def top_k_in_groups(
+    choice: Tensor, score_groups: Callable[[Tensor], Tensor], *, num_groups: int, topk_group: int, k: int
+) -> Tensor:
+    """int64 ids [rows, k] of the k largest of ``choice`` [rows, E] inside the ``topk_group`` best groups.
 
-    Experts outside are left out rather than masked with a value, so none can win however low the scores inside are.
+    ``score_groups`` turns [rows, G, E/G] into group scores [rows, G]. Experts outside are left out rather than
+    masked with a value, so none can win however low the scores inside are.
     """
-    groups = top_k_ids(group_scores, topk_group).sort(-1).values
-    members = torch.arange(group_size, device=groups.device)
-    return (groups.unsqueeze(-1) * group_size + members).flatten(1)
-
-
-def top_k_in_groups(choice: Tensor, group_scores: Tensor, *, topk_group: int, k: int) -> Tensor:
-    """int64 ids [rows, k] of the k largest of ``choice`` [rows, E] among the experts of the best groups."""
-    if topk_group == group_scores.shape[1]:
+    if topk_group == num_groups:
         return top_k_ids(choice, k)
-    group_size = choice.shape[1] // group_scores.shape[1]
-    candidates = candidates_of_groups(group_scores, topk_group, group_size)
-    return candidates.gather(1, top_k_ids(choice.gather(1, candidates), k))
+    grouped = choice.unflatten(1, (num_groups, -1))
+    num_rows, _, group_size = grouped.shape
+    groups = top_k_ids(score_groups(grouped), topk_group).sort(-1).values
+    first_block = torch.arange(0, num_rows * num_groups, num_groups, device=choice.device)
+    blocks = (groups + first_block.unsqueeze(1)).flatten()
+    inside = grouped.reshape(-1, group_size).index_select(0, blocks).view(num_rows, topk_group * group_size)
+    ids = top_k_ids(inside, k)
+    return groups.gather(1, ids // group_size) * group_size + ids % group_size

@@ -27,8 +27,11 @@ def softmax_group(
     def route(logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = softmax_or_zero(logits)
         choice = logits if bias is None else scores + bias
-        group_scores = choice.unflatten(1, (num_groups, -1)).amax(-1)
-        ids = top_k_in_groups(choice, group_scores, topk_group=topk_group, k=top_k)
+        ids = top_k_in_groups(choice, _largest, num_groups=num_groups, topk_group=topk_group, k=top_k)
         return ids, finish_weights(scores.gather(1, ids), norm_topk=norm_topk, routed_scaling=routed_scaling)
 
     return route_rows(logits_TE, route)
+
+
+def _largest(grouped: Tensor) -> Tensor:
+    return grouped.amax(-1)
