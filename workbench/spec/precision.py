@@ -82,8 +82,8 @@ PrecisionSpec = Annotated[Precision, BeforeValidator(precision_from_text)]
 
 
 def tensor_bytes(number: NumberFormat, rows: int, columns: int, *, weights: bool) -> int:
-    """Bytes of a rows x columns tensor with its scales; columns is the reduced (K) dimension."""
-    elements = ceil(rows * columns * ELEMENT_BITS[number.format] / 8)
+    """Bytes of a rows x columns tensor with its scales; columns is the reduced (K) dimension. A row fills whole bytes."""
+    elements = rows * ceil(columns * ELEMENT_BITS[number.format] / 8)
     match number.granularity:
         case "none":
             return elements
