@@ -4,6 +4,8 @@ Skew and router are apart: a skew writes logits, the router turns them into expe
 the same traffic. Logits are seeded by (seed, rank, layer, step) and are the same bytes on every machine.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -124,12 +126,24 @@ def _route(source: _Source, rank: int) -> Routing:
     return ROUTERS[router.kind](logits, top_k=crowd.top_k, **arguments)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch on one thread: operators this small lose more to waiting for a busy core than a second one gains."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _route_ranks(source: _Source) -> RoutedTraffic:
     shape = (source.crowd.num_ranks, source.rows, source.crowd.top_k)
     ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
-    for rank in range(source.crowd.num_ranks):
-        routing = _route(source, rank)
-        ids[rank], weights[rank] = routing.ids.numpy(), routing.weights.numpy()
+    with _one_thread():
+        for rank in range(source.crowd.num_ranks):
+            routing = _route(source, rank)
+            ids[rank], weights[rank] = routing.ids.numpy(), routing.weights.numpy()
     ids.flags.writeable = weights.flags.writeable = False
     return RoutedTraffic(ids, weights)
 

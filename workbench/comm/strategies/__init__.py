@@ -1,6 +1,9 @@
 """Strategies by name. Each turns slots int32 [R, T, K] (-1 = dropped) and weights float32 [R, T, K] into a plan."""
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from workbench.balance.capacity import require_dropless
 from workbench.balance.placement import ExpertMap, to_slots
@@ -33,3 +36,15 @@ def strategy_of(cell: Cell) -> Callable[..., DispatchPlan]:
     if name not in STRATEGIES:
         raise Unsupported(f"dispatch.strategy: {name} is not there yet; known: {', '.join(STRATEGIES)}")
     return STRATEGIES[name]
+
+
+def all_to_all_plan(cell: Cell) -> tuple[DispatchPlan, int]:
+    """The bare exchange of ``scope: all_to_all``: an equal block to every rank, and the bytes of a block.
+
+    A rank sends R rows of ceil(bytes_per_rank / R) bytes, its own among them; no metadata rides along.
+    """
+    ranks = cell.ep
+    slots = np.tile(np.arange(ranks, dtype=np.int32)[None, :, None], (ranks, 1, 1))
+    weights = np.ones(slots.shape, np.float32)
+    plan = strategy_of(cell)(slots, weights, slots_per_rank=1, topology=topology_of(cell))
+    return replace(plan, carried=None), -(-cell.scope.bytes_per_rank // ranks)

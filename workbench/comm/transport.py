@@ -1,0 +1,135 @@
+"""Carries a plan's hops over torch.distributed (gloo or nccl) and counts what it sends.
+
+Rows are uint8 [n, B]. Every wait ends with the timeout of the process group.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from workbench.comm.topology import Topology
+
+
+@dataclass
+class Counters:
+    """Sums since the last reset. Bytes are those of the row buffers handed to the backend, by link class."""
+
+    self_bytes: int = 0
+    scale_up_bytes: int = 0
+    scale_out_bytes: int = 0
+    messages: int = 0
+    staging_s: float = 0.0
+    count_exchange_s: float = 0.0
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.scale_up_bytes + self.scale_out_bytes
+
+
+class TorchTransport:
+    """One rank's end. ``group`` None is the default process group; a world of one copies and needs no group.
+
+    gloo moves CUDA tensors through host memory; that time is counted apart (``counters.staging_s``).
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, *, rank: int, world: int, topology: Topology, device: torch.device
+    ) -> None:
+        if topology.num_ranks != world:
+            raise ValueError(f"topology of {topology.num_ranks} ranks for a world of {world}")
+        self.group, self.rank, self.world = group, rank, world
+        self.topology, self.device = topology, device
+        self.backend = dist.get_backend(group) if world > 1 else "none"
+        self.counters = Counters()
+        self._staged = self.backend == "gloo" and device.type == "cuda"
+        self._links = [topology.link(rank, peer) for peer in range(world)]
+
+    def reset(self) -> Counters:
+        """Starts counting anew; returns what was counted."""
+        counted, self.counters = self.counters, Counters()
+        return counted
+
+    def exchange_counts(self, send_counts: Sequence[int]) -> list[int]:
+        """Row counts to every rank in, row counts from every rank out."""
+        self._check_length("send_counts", send_counts)
+        if self.world == 1:
+            return list(send_counts)
+        start = time.perf_counter()
+        place = "cpu" if self.backend == "gloo" else self.device
+        send = torch.tensor(send_counts, dtype=torch.int64, device=place)
+        receive = torch.empty_like(send)
+        dist.all_to_all_single(receive, send, group=self.group)
+        counts = receive.tolist()
+        self.counters.count_exchange_s += time.perf_counter() - start
+        return counts
+
+    def exchange_rows(
+        self, rows: Tensor, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None
+    ) -> Tensor:
+        """Rows grouped by destination out, rows grouped by source in.
+
+        Without counts all blocks are equal. Raises ValueError when counts and rows do not agree.
+        """
+        send_counts, recv_counts = self._splits(rows, send_counts, recv_counts)
+        self._count(send_counts, rows.shape[1])
+        if self.world == 1:
+            return rows.clone()
+        source = self._to_host(rows) if self._staged else rows.contiguous()
+        received = torch.empty(sum(recv_counts), rows.shape[1], dtype=rows.dtype, device=source.device)
+        dist.all_to_all_single(received, source, recv_counts, send_counts, group=self.group)
+        return self._to_device(received) if self._staged else received
+
+    def barrier(self) -> None:
+        """Returns when every rank is here."""
+        if self.world > 1:
+            devices = [self.device.index] if self.backend == "nccl" else None
+            dist.barrier(group=self.group, device_ids=devices)
+
+    def _splits(
+        self, rows: Tensor, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None
+    ) -> tuple[list[int], list[int]]:
+        if rows.dtype != torch.uint8 or rows.dim() != 2:
+            raise ValueError(f"rows must be uint8 [n, B], got {rows.dtype} {tuple(rows.shape)}")
+        if (send_counts is None) != (recv_counts is None):
+            raise ValueError("send_counts and recv_counts are given both or neither")
+        if send_counts is None or recv_counts is None:
+            if rows.shape[0] % self.world:
+                raise ValueError(f"{rows.shape[0]} rows do not divide over {self.world} ranks; give the counts")
+            even = [rows.shape[0] // self.world] * self.world
+            return even, even
+        self._check_length("send_counts", send_counts)
+        self._check_length("recv_counts", recv_counts)
+        if sum(send_counts) != rows.shape[0]:
+            raise ValueError(f"send_counts sum to {sum(send_counts)}, but there are {rows.shape[0]} rows")
+        return list(send_counts), list(recv_counts)
+
+    def _check_length(self, name: str, counts: Sequence[int]) -> None:
+        if len(counts) != self.world:
+            raise ValueError(f"{name} has {len(counts)} entries for {self.world} ranks")
+        if min(counts) < 0:
+            raise ValueError(f"{name} has a negative entry: {list(counts)}")
+
+    def _count(self, send_counts: list[int], row_bytes: int) -> None:
+        counters = self.counters
+        for peer, (link, count) in enumerate(zip(self._links, send_counts, strict=True)):
+            name = f"{link}_bytes"
+            setattr(counters, name, getattr(counters, name) + count * row_bytes)
+            counters.messages += peer != self.rank and count > 0
+
+    def _to_host(self, rows: Tensor) -> Tensor:
+        torch.cuda.synchronize(self.device)
+        start = time.perf_counter()
+        host = rows.cpu()
+        self.counters.staging_s += time.perf_counter() - start
+        return host
+
+    def _to_device(self, rows: Tensor) -> Tensor:
+        start = time.perf_counter()
+        device = rows.to(self.device)
+        torch.cuda.synchronize(self.device)
+        self.counters.staging_s += time.perf_counter() - start
+        return device
