@@ -82,7 +82,7 @@ PrecisionSpec = Annotated[Precision, BeforeValidator(precision_from_text)]
 
 
 def tensor_bytes(number: NumberFormat, rows: int, columns: int, *, weights: bool) -> int:
-    """Bytes of a rows x columns tensor with its scales; columns is the reduced (K) dimension. A row fills whole bytes."""
+    """Bytes of rows x columns with the scales; columns is the reduced (K) dimension and a row fills whole bytes."""
     elements = rows * ceil(columns * ELEMENT_BITS[number.format] / 8)
     match number.granularity:
         case "none":
