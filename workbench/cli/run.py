@@ -1,0 +1,185 @@
+"""Commands that start and stop runs: run, stop."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from workbench.cli.output import Format, console, print_json
+
+if TYPE_CHECKING:
+    from workbench.orchestrate.execute import RunSummary
+    from workbench.spec.scenario import Cell
+    from workbench.spec.scenario_file import ScenarioFile
+
+RESULTS = Path("results")
+STOP_WAIT_S = 30.0
+
+
+def run(
+    scenario: Annotated[
+        list[str] | None, typer.Argument(metavar="SCENARIO...", help="Scenario files, or names of suites.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option("--engine", help="measure, simulate or hybrid, for every cell.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated.")
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = RESULTS,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="HOST:PORT", help="Join this Ray cluster; else one of its own.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Finish this run; its own plan if no SCENARIO.")
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and go on in the background.")] = False,
+    form: Annotated[Format, typer.Option("--format", help="A table, or strict JSON.")] = Format.TABLE,
+    yes: Annotated[bool, typer.Option("--yes", help="Run more than 10,000 cells.")] = False,
+) -> None:
+    """Run scenarios: every cell ends as ok, unsupported, infeasible or error, with its reason."""
+    if not scenario and resume is None:
+        raise ValueError("run: name a scenario file or a suite (moe-workbench scenarios lists them), or --resume RUN")
+    files = _load(scenario or [], engine=engine, overrides=overrides or [])
+    cells = _plan(files, yes=yes)
+    if detach:
+        _detach(files, cells, results=results, address=address, resume=resume, form=form)
+        return
+    from workbench.orchestrate.execute import execute
+
+    talk = Console(stderr=True, highlight=False)
+    summary = execute(
+        cells,
+        scenario_name=_name(files),
+        scenario_text=_text(files),
+        results_dir=results,
+        address=address,
+        resume=resume,
+        console=talk,
+    )
+    _report(summary, results=results, form=form, talk=talk)
+    raise typer.Exit(summary.exit_status)
+
+
+def stop(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique part of it, a path, or `latest`.")],
+    results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = RESULTS,
+) -> None:
+    """Stop a run: it gives up the cell in flight, keeps what is done, and can be resumed."""
+    from workbench.store.run_folder import open_run, run_info
+
+    folder = open_run(results, run)
+    out = console()
+    status = run_info(folder).status
+    if status != "running":
+        out.print(f"run {folder.run_id} is not running ({status})", markup=False)
+        return
+    folder.stop_path.touch()
+    deadline = time.monotonic() + STOP_WAIT_S
+    while run_info(folder).status == "running":
+        if time.monotonic() > deadline:
+            out.print(f"run {folder.run_id} was asked to stop and is still ending its cell", markup=False)
+            raise typer.Exit(1)
+        time.sleep(0.2)
+    out.print(f"stopped run {folder.run_id}; finish it with: {_resume_command(folder.run_id, results)}", markup=False)
+
+
+def _load(scenarios: list[str], *, engine: str | None, overrides: list[str]) -> "list[ScenarioFile]":
+    from workbench.spec.scenario_file import load_scenario
+
+    given = [*overrides, *([f"engine={engine}"] if engine is not None else [])]
+    return [load_scenario(reference, overrides=tuple(given)) for reference in scenarios]
+
+
+def _plan(files: "list[ScenarioFile]", *, yes: bool) -> "list[Cell]":
+    from workbench.plan import MAX_CELLS, count_cells, plan_cells
+
+    count = sum(count_cells(file) for file in files)
+    if count > MAX_CELLS and not yes:
+        mend = "narrow the matrix, or say --yes to run them all"
+        raise ValueError(f"{count:,} cells are more than {MAX_CELLS:,}; {mend}")
+    return [cell for file in files for cell in plan_cells(file)]
+
+
+def _name(files: "list[ScenarioFile]") -> str:
+    return "+".join(file.name for file in files) or "resumed"
+
+
+def _text(files: "list[ScenarioFile]") -> str:
+    return "---\n".join(file.text for file in files)
+
+
+def _detach(
+    files: "list[ScenarioFile]",
+    cells: "list[Cell]",
+    *,
+    results: Path,
+    address: str | None,
+    resume: str | None,
+    form: Format,
+) -> None:
+    """The folder and the plan are made here, so that what cannot be is refused here; a child resumes the run."""
+    from workbench.orchestrate.execute import extend_run, prepare_run
+    from workbench.orchestrate.join import check_address
+    from workbench.store.run_folder import open_run
+
+    if address is not None:
+        check_address(address)
+    if resume is None:
+        folder = prepare_run(
+            cells, scenario_name=_name(files), scenario_text=_text(files), results_dir=results, address=address
+        )
+    else:
+        folder = open_run(results, resume)
+        extend_run(folder, cells)
+    command = [sys.executable, "-m", "workbench.cli.main", "run", "--resume", str(folder.path.resolve())]
+    command += ["--address", address] if address is not None else []
+    with (folder.path / "driver.log").open("ab") as log:
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=_child_environment()
+        )
+    if form is Format.JSON:
+        print_json({"run_id": folder.run_id, "path": folder.path})
+    else:
+        console().print(folder.run_id, markup=False)
+
+
+def _child_environment() -> dict[str, str]:
+    """The child finds this very code, also when it was started from a checkout that is not installed."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _report(summary: "RunSummary", *, results: Path, form: Format, talk: Console) -> None:
+    from workbench.report.terminal import print_table
+    from workbench.store.reader import read_table
+    from workbench.store.run_folder import RunFolder
+
+    folder = RunFolder(path=summary.path, run_id=summary.run_id)
+    cells = read_table(folder, "cells").frame
+    if form is Format.JSON:
+        print_json(
+            {"run_id": summary.run_id, "path": summary.path, "status": summary.status, "counts": summary.counts,
+             "cells": cells}
+        )  # fmt: skip
+    else:
+        out = console()
+        print_table(out, cells)
+        counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items() if number)
+        out.print(f"{counts or 'no cell'} of run {summary.run_id}", markup=False, soft_wrap=True)
+        out.print(f"results: {summary.path}", markup=False, soft_wrap=True)
+        where = "" if results == RESULTS else f" --results {results}"
+        out.print(f"report:  moe-workbench report {summary.run_id}{where} -o report.html", markup=False, soft_wrap=True)
+    if summary.status == "stopped":
+        left = f"{summary.num_left} cell{'s' if summary.num_left != 1 else ''} left"
+        command = _resume_command(summary.run_id, results)
+        talk.print(f"stopped by {summary.why_stopped}, {left}; finish with: {command}", markup=False, soft_wrap=True)
+
+
+def _resume_command(run_id: str, results: Path) -> str:
+    where = "" if results == RESULTS else f" --results {results}"
+    return f"moe-workbench run --resume {run_id}{where}"
