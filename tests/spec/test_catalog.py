@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from workbench.spec.catalog import describe, load_cluster_ref, load_hardware, load_model, names
 from workbench.spec.cluster import Cluster, ClusterRef, Hardware, over_base
 from workbench.spec.model import Model
 from workbench.spec.precision import PRECISIONS, tensor_bytes
@@ -190,3 +191,17 @@ def test_the_racks_node_is_its_nvlink_domain():
         memory_bytes=round(part.memory_gb * 1e9), usd_per_gpu_hour=None, host=None,
     )  # fmt: skip
     assert cluster.num_gpus == part.scale_up.domain == 72
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_every_file_opens_with_a_line_that_says_what_it_is(kind):
+    for path in (CATALOG / kind).glob("*.yaml"):
+        assert path.read_text().startswith("# ")
+        assert 15 < len(describe(kind, path.stem)) < 120
+    assert set(names(kind)) == {path.stem for path in (CATALOG / kind).glob("*.yaml")}
+
+
+def test_the_lookup_reads_the_same_entries():
+    assert {name: load_model(name) for name in names("models")} == MODELS
+    assert {name: load_hardware(name) for name in names("hardware")} == HARDWARE
+    assert {name: load_cluster_ref(name) for name in names("clusters")} == CLUSTERS
