@@ -43,7 +43,7 @@ class TorchTransport:
             raise ValueError(f"topology of {topology.num_ranks} ranks for a world of {world}")
         self.group, self.rank, self.world = group, rank, world
         self.topology, self.device = topology, device
-        self.backend = dist.get_backend(group) if world > 1 else "none"
+        self.backend = _backend_for(device, group) if world > 1 else "none"
         self.counters = Counters()
         self._staged = self.backend == "gloo" and device.type == "cuda"
         self._links = [topology.link(rank, peer) for peer in range(world)]
@@ -133,3 +133,12 @@ class TorchTransport:
         torch.cuda.synchronize(self.device)
         self.counters.staging_s += time.perf_counter() - start
         return device
+
+
+def _backend_for(device: torch.device, group: dist.ProcessGroup | None) -> str:
+    """What carries this device's tensors; a group may have one backend per kind of device."""
+    config = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
+    backends = dict(pair.split(":") for pair in config.split(","))
+    if device.type not in backends:
+        raise ValueError(f"the process group ({config}) carries no {device.type} tensors")
+    return backends[device.type]

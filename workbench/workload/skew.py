@@ -112,6 +112,8 @@ def _lognormal(skew: Lognormal, crowd: Crowd) -> np.ndarray:
 def _sigma_for(target: float, normal: np.ndarray, crowd: Crowd) -> float:
     """The sigma whose expected loads have this maximum over their mean."""
     highest = crowd.num_experts / crowd.top_k
+    if target == 1:
+        return 0.0
     if not 1 <= target < highest * MAX_INCLUSION:
         raise Unsupported(
             f"workload.skew.max_over_mean: {target} cannot be reached; with {crowd.num_experts} experts and"
