@@ -13,6 +13,7 @@ from triton.compiler import ASTSource
 
 from kernels.grouped_gemm.tiles import Tile, choose_tile
 from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
+from kernels.triton_rows import activation_kernel, combine_kernel, quantise_block_kernel
 
 # Most shared memory of a block, bytes: CUDA C programming guide, table of technical specifications per capability.
 SHARED_MEMORY_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -101,6 +102,35 @@ def compile_block_table(*, capability: int, num_experts: int, block_m: int = 64)
         constexprs={"num_experts": num_experts, "block_m": block_m, "padded_groups": groups, "entries": 64},
         capability=capability,
     )
+
+
+def compile_row_kernels(*, capability: int) -> dict[str, Compiled]:
+    """The kernels around the GEMM by stage; ``quantise`` only where E4M3 exists (8.9 and up)."""
+    integers = ("num_rows", "num_columns", "stride_x", "width", "hidden")
+    jobs: dict[str, tuple[triton.JITFunction, dict[str, str], dict[str, object]]] = {
+        "activation": (
+            activation_kernel,
+            {"h_ptr": "*bf16", "out_ptr": "*bf16", "alpha": "fp32", "limit": "fp32"},
+            {"clamped": True, "interleaved": True, "block_rows": 4, "block_columns": 256},
+        ),
+        "combine": (
+            combine_kernel,
+            {"rows_ptr": "*bf16", "row_of_pair_ptr": "*i64", "weights_ptr": "*fp32", "out_ptr": "*fp32"},
+            {"top_k": 8, "block_columns": 1024},
+        ),
+    }
+    if capability >= 89:
+        pointers = {"x_ptr": "*bf16", "code_ptr": "*u8", "scale_ptr": "*fp32"}
+        jobs["quantise"] = (quantise_block_kernel, pointers, {"block_rows": 16, "by_hand": False})
+    return {
+        stage: compile_kernel(
+            kernel,
+            signature=pointers | {name: "i32" for name in integers if name in kernel.arg_names},
+            constexprs=constexprs,
+            capability=capability,
+        )
+        for stage, (kernel, pointers, constexprs) in jobs.items()
+    }
 
 
 def multiply_instructions(ptx: str) -> frozenset[str]:

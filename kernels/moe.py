@@ -114,9 +114,8 @@ def moe_layer(
     if weight_on not in WEIGHT_ON:
         raise ValueError(f"weight_on: {weight_on!r} is unknown; known: {', '.join(WEIGHT_ON)}")
     if ids_TK.shape != weights_TK.shape or ids_TK.shape[0] != x_TH.shape[0]:
-        raise ValueError(
-            f"ids {tuple(ids_TK.shape)} and weights {tuple(weights_TK.shape)} do not fit {tuple(x_TH.shape)}"
-        )
+        shapes = f"ids {tuple(ids_TK.shape)}, weights {tuple(weights_TK.shape)}, x {tuple(x_TH.shape)}"
+        raise ValueError(f"{shapes}: want [T, K], [T, K] and [T, H]")
     chosen = gemm_backend_on(x_TH.device, backend, experts.w13.format, experts.recipe.activations)
     perm = sort_by_expert(ids_TK, experts.num_experts, keep_dropped=chosen == "triton" and x_TH.is_cuda)
     rows_MH = gather_rows(x_TH, perm, ids_TK.shape[1])
