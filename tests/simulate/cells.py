@@ -4,6 +4,7 @@ from typing import Any
 
 from workbench.spec.catalog import resolve_cluster, resolve_model
 from workbench.spec.cluster import Cluster, ClusterRef, Hardware
+from workbench.spec.model import Model
 from workbench.spec.parallel import least_redundancy
 from workbench.spec.precision import PRECISIONS
 from workbench.spec.scenario import Cell
@@ -24,7 +25,7 @@ def make_cell(
     redundant: int | None = None, placement: str = "linear", workload: dict | None = None, **rest: Any,
 ) -> Cell:  # fmt: skip
     """A Cell as the planner would make it; ``model`` is a catalog name, a mapping, or None."""
-    resolved = resolve_model(model) if model is not None else None
+    resolved = model if model is None or isinstance(model, Model) else resolve_model(model)
     extra = redundant if redundant is not None else least_redundancy(resolved.num_experts, ep) if resolved else 0
     fields = {
         "cell_id": "cell", "scenario": "test", "group": "", "trace_digest": None, "model": resolved, "scope": scope,

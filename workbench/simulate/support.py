@@ -9,10 +9,14 @@ LATER = "comes with the simulator's later methods"
 
 def unsupported_reason(cell: Cell) -> str | None:
     """Why this cell cannot be priced yet, naming the field; None when it can."""
-    for reason in (_method(cell), _scope(cell), _extras(cell), _overlap(cell), _ranks(cell)):
-        if reason is not None:
-            return reason
-    return None
+    return _kernel(cell) or _method(cell) or _scope(cell) or _extras(cell) or _overlap(cell) or _ranks(cell)
+
+
+def exchange_unsupported_reason(cell: Cell) -> str | None:
+    """Why the exchanges of a layer whose compute is measured cannot be priced; None when they can."""
+    if cell.scope.kind not in LAYER_SCOPES:
+        return f"engine hybrid prices the exchanges of a layer; scope {cell.scope.kind} {LATER}"
+    return _method(cell) or _scope(cell) or _extras(cell) or _overlap(cell) or _ranks(cell)
 
 
 def _method(cell: Cell) -> str | None:
@@ -30,9 +34,13 @@ def _scope(cell: Cell) -> str | None:
     return None
 
 
+def _kernel(cell: Cell) -> str | None:
+    if cell.kernel == "ours":
+        return None
+    return f"kernel {cell.kernel} is priced from its published rows, which {LATER}; ours is there now"
+
+
 def _extras(cell: Cell) -> str | None:
-    if cell.kernel != "ours":
-        return f"kernel {cell.kernel} is priced from its published rows, which {LATER}; ours is there now"
     if cell.offload.tier != "none":
         return f"offload.tier {cell.offload.tier} {LATER}"
     if cell.optimizer != "none":

@@ -1,0 +1,123 @@
+"""Compute as measured on some ranks, exchanges priced on the cell's cluster: a hybrid record."""
+
+from dataclasses import replace
+from typing import Any
+
+from workbench.run.describe import failed, infeasible, unsupported
+from workbench.run.simulated import price_steps
+from workbench.run.simulated_layer import byte_fields, load_fields
+from workbench.run.simulated_tables import link_rows, load_rows
+from workbench.simulate.layer import LayerCost
+from workbench.simulate.support import exchange_unsupported_reason
+from workbench.simulate.traffic import group_traffic
+from workbench.spec.errors import Unsupported
+from workbench.spec.record import Outcome, Record
+from workbench.spec.scenario import Cell
+
+METHOD = "measured+roofline"
+EXCHANGES = ("count_exchange", "dispatch", "combine", "tp_reduce")
+SHIFTED = (
+    "latency_us", "latency_p50_us", "latency_p95_us", "latency_p99_us", "latency_ci_low_us", "latency_ci_high_us",
+    "rank_min_us", "rank_max_us",
+)  # fmt: skip
+PER_TIME = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops", "hbm_gb_per_s", "roofline_fraction")
+
+
+def merge_hybrid(cell: Cell, measured: Outcome) -> Outcome:
+    """The measured times with their exchanges replaced by priced ones; samples shift by the same amount.
+
+    The compute is that of the slowest measured rank. ``flags`` names the measured ranks, and says when the priced
+    layer's slowest rank is not among them, for then a loaded rank would take longer than this record. A measured
+    outcome that is not ``ok`` keeps its status and reason.
+    """
+    record = measured.record
+    if record.status != "ok":
+        ending = {"unsupported": unsupported, "infeasible": infeasible, "error": failed}[record.status]
+        return ending(cell, record.reason or "", engine="hybrid", method=METHOD)
+    reason = exchange_unsupported_reason(cell)
+    if reason is not None:
+        return unsupported(cell, reason, engine="hybrid", method=METHOD)
+    if record.latency_us is None:
+        return failed(cell, "the measured ranks gave no latency", engine="hybrid", method=METHOD)
+    try:
+        layers = price_steps(cell)[0]
+    except Unsupported as exception:
+        return unsupported(cell, exception.reason, engine="hybrid", method=METHOD)
+    return _merged(cell, measured, layers)
+
+
+def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
+    record, scale = measured.record, cell.workload.layers / len(layers)
+    first = group_traffic(cell)
+    priced = {part: scale * sum(cost.parts_us[part] for cost in layers) for part in EXCHANGES}
+    exchanged = sum(getattr(record, f"{part}_us") or 0.0 for part in EXCHANGES[:3])
+    shift = sum(priced.values()) - exchanged
+    fields = _times(record, priced=priced, shift=shift) | load_fields(first, scale=cell.workload.layers)
+    fields |= byte_fields(cell, layers, first=first, scale=scale)
+    fields["flags"] = _flags(cell, record, layers)
+    tables = dict(measured.tables) | {"links": link_rows(cell, layers[0]), "loads": load_rows(cell, first)}
+    tables["stages"] = _relaid(measured.tables.get("stages", []), priced, cell_id=cell.cell_id)
+    tables["samples"] = [row | {"us": row["us"] + shift} for row in measured.tables.get("samples", [])]
+    return Outcome(record=replace(record, **fields), tables=tables)
+
+
+def _times(record: Record, *, priced: dict[str, float], shift: float) -> dict[str, Any]:
+    assert record.latency_us is not None
+    latency_us, network_us = record.latency_us + shift, sum(priced.values())
+    shifted = {name: value + shift for name in SHIFTED if (value := getattr(record, name)) is not None}
+    slowed = record.latency_us / latency_us
+    rates = {name: value * slowed for name in PER_TIME if (value := getattr(record, name)) is not None}
+    usd = record.usd_per_million_tokens
+    return shifted | rates | {
+        "engine": "hybrid",
+        "method": METHOD,
+        "dispatch_us": priced["dispatch"],
+        "combine_us": priced["combine"] + priced["tp_reduce"],
+        "count_exchange_us": priced["count_exchange"],
+        "comm_fraction": (network_us + (record.staging_us or 0.0)) / latency_us,
+        "bound_by": "network" if network_us > latency_us - network_us else record.bound_by,
+        "usd_per_million_tokens": usd / slowed if usd is not None else None,
+        "algbw_gb_per_s": None,
+        "busbw_gb_per_s": None,
+    }  # fmt: skip
+
+
+def _flags(cell: Cell, record: Record, layers: list[LayerCost]) -> str:
+    ranks = cell.measured_ranks
+    shown = "all" if len(ranks) == cell.ep else "+".join(map(str, ranks))
+    flags = [record.flags, "network_priced", f"measured_ranks={shown}"]
+    if any(cost.slowest not in ranks for cost in layers):
+        flags.append("slowest_rank_not_measured")
+    return ",".join(flag for flag in flags if flag)
+
+
+def _relaid(rows: list[dict[str, Any]], priced: dict[str, float], *, cell_id: str) -> list[dict[str, Any]]:
+    """Measured stages of each rank in their order, the exchanges among them replaced; later stages move along.
+
+    Priced dispatch goes before permute and combine after the last expert stage, wherever the measured ones stood.
+    """
+    laid: list[dict[str, Any]] = []
+    for rank in sorted({row["rank"] for row in rows}):
+        own = [row for row in rows if row["rank"] == rank and row["stage"] not in EXCHANGES]
+        own.sort(key=lambda row: row["start_us"])
+        names = [row["stage"] for row in own]
+        head = names.index("permute") if "permute" in names else 0
+        tail = len(names) - names[::-1].index("unpermute") if "unpermute" in names else len(names)
+        sequence = own[:head] + _priced_rows(cell_id, rank, priced, EXCHANGES[:2])
+        sequence += own[head:tail] + _priced_rows(cell_id, rank, priced, EXCHANGES[2:]) + own[tail:]
+        start = 0.0
+        for row in sequence:
+            laid.append(row | {"start_us": start})
+            start += row["duration_us"]
+    return laid
+
+
+def _priced_rows(cell_id: str, rank: int, priced: dict[str, float], names: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [
+        {
+            "cell_id": cell_id, "rank": rank, "stream": "network", "stage": name, "start_us": 0.0,
+            "duration_us": priced[name], "bytes": None, "flops": None,
+        }
+        for name in names
+        if priced[name]
+    ]  # fmt: skip
