@@ -1,11 +1,13 @@
 """Configs of every family give the models of the catalog; what cannot be read is refused by the field's name."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from workbench.spec.catalog import resolve_model
 from workbench.spec.huggingface import model_from_config
 from workbench.spec.model import Model
 
@@ -192,3 +194,15 @@ def test_native_precision_follows_the_quantisation_config():
     assert per_tensor.native_precision == "fp8_tensor"
     outer = llama4() | FP8
     assert model_from_config(outer, name="m").native_precision == "fp8_block"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_scenario_may_name_a_config_and_change_a_field_of_it(name, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text(json.dumps(CONFIGS[name]))
+    whole = resolve_model({"config": f"{name}/config.json"}, folder=tmp_path)
+    assert whole.model_dump() == model_from_config(CONFIGS[name], name).model_dump()
+    changed = resolve_model({"config": f"{name}/config.json", "hidden": 256}, folder=tmp_path)
+    apart = {"hidden", "name"}
+    assert changed.model_dump(exclude=apart) == whole.model_dump(exclude=apart)
+    assert changed.hidden == 256

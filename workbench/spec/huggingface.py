@@ -193,7 +193,7 @@ def _moe_layer_fields(fields: Fields, family: Family) -> dict[str, Any]:
     }
 
 
-def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
+def model_from_config(config: Mapping[str, Any], name: str) -> Model:
     """The model that a config.json of Hugging Face's form describes.
 
     Raises ValueError naming the field and the mend for an unknown ``model_type``, a dense model, and fields that
@@ -219,7 +219,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
         top_k=top_k,
         num_shared_experts=shared,
         shared_intermediate=shared_width,
-        router=family.router(fields),
+        # As a mapping, so that its kind counts as set and outlives a dump without defaults.
+        router=family.router(fields).model_dump(),
         activation=family.activation(fields),
         expert_bias=family.expert_bias,
         native_precision=_native_precision(fields),
