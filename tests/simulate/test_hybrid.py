@@ -1,0 +1,85 @@
+"""Measured compute with priced exchanges."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.simulate.cells import make_cell
+from workbench.run.describe import base_record_fields, failed
+from workbench.run.hybrid import EXCHANGES, merge_hybrid
+from workbench.run.simulated import run_simulated
+from workbench.spec.record import Outcome, Record
+
+CELL = make_cell(ep=16, engine="hybrid", parallel={"ep": 16, "ranks": [0]})
+
+
+def stage(name, start, duration):
+    return {
+        "cell_id": "cell", "rank": 0, "stream": "main", "stage": name, "start_us": start, "duration_us": duration,
+        "bytes": 1, "flops": 1,
+    }  # fmt: skip
+
+
+def measured(latency_us=900.0, **fields):
+    rows = [stage("gate", 0.0, 10.0), stage("dispatch", 10.0, 40.0), stage("permute", 50.0, 20.0)]
+    rows += [stage("gemm1", 70.0, 700.0), stage("unpermute", 770.0, 30.0), stage("combine", 800.0, 60.0)]
+    sample = {"cell_id": "cell", "rank": 0, "iteration": 0, "repeat": 0, "us": latency_us}
+    base = base_record_fields(CELL) | {
+        "status": "ok", "engine": "measure", "latency_us": latency_us, "latency_p95_us": latency_us + 50,
+        "dispatch_us": 40.0, "combine_us": 60.0, "compute_us": 760.0, "tflops": 100.0, "rel_error": 0.003,
+        "num_samples": 30, "flags": "few_samples", "staging_us": 5.0,
+    }  # fmt: skip
+    tables = {"stages": rows, "samples": [sample], "links": [], "loads": [], "memory": []}
+    return Outcome(record=Record(**(base | fields)), tables=tables)
+
+
+def test_exchanges_are_priced_and_the_rest_is_measured():
+    record, priced = merge_hybrid(CELL, measured()).record, run_simulated(CELL).record
+    network_us = priced.dispatch_us + priced.combine_us + priced.count_exchange_us
+    assert (record.engine, record.method, record.status) == ("hybrid", "measured+roofline", "ok")
+    assert record.latency_us == pytest.approx(900 - 100 + network_us)
+    assert record.latency_p95_us == pytest.approx(record.latency_us + 50)
+    assert record.dispatch_us == priced.dispatch_us
+    assert record.compute_us == 760.0
+    assert record.rel_error == 0.003
+    assert record.wire_bytes == priced.wire_bytes
+    assert record.tflops == pytest.approx(100.0 * 900 / record.latency_us)
+    assert record.comm_fraction == pytest.approx((network_us + 5) / record.latency_us)
+    assert record.error_band_pct is None
+
+
+def test_flags_name_the_ranks_and_an_unmeasured_straggler():
+    flags = merge_hybrid(CELL, measured()).record.flags.split(",")
+    assert flags[:3] == ["few_samples", "network_priced", "measured_ranks=0"]
+    hot = make_cell(
+        ep=16, engine="hybrid", parallel={"ep": 16, "ranks": [0]}, skew={"kind": "hot_rank", "factor": 4, "rank": 5}
+    )
+    assert "slowest_rank_not_measured" in merge_hybrid(hot, measured()).record.flags
+    own = make_cell(
+        ep=16, engine="hybrid", parallel={"ep": 16, "ranks": [0]}, skew={"kind": "hot_rank", "factor": 4, "rank": 0}
+    )
+    assert "slowest_rank_not_measured" not in merge_hybrid(own, measured()).record.flags
+
+
+def test_stages_are_laid_out_again():
+    outcome = merge_hybrid(CELL, measured())
+    rows = outcome.tables["stages"]
+    names = [row["stage"] for row in rows]
+    assert names == ["gate", "count_exchange", "dispatch", "permute", "gemm1", "unpermute", "combine"]
+    ends = [row["start_us"] + row["duration_us"] for row in rows]
+    assert [row["start_us"] for row in rows[1:]] == pytest.approx(ends[:-1])
+    local = sum(row["duration_us"] for row in rows if row["stage"] not in EXCHANGES)
+    assert local == 760.0
+    assert outcome.tables["links"]
+    assert outcome.tables["samples"][0]["us"] == pytest.approx(outcome.record.latency_us)
+
+
+def test_what_was_not_measured_keeps_its_status():
+    broken = merge_hybrid(CELL, failed(CELL, "rank 0 died", engine="measure")).record
+    assert (broken.status, broken.reason, broken.engine) == ("error", "rank 0 died", "hybrid")
+    nothing = merge_hybrid(CELL, Outcome(record=replace(measured().record, latency_us=None))).record
+    assert nothing.status == "error"
+    chunked = make_cell(ep=16, engine="hybrid", dispatch={"overlap": {"kind": "chunk", "degree": 2}})
+    assert merge_hybrid(chunked, measured()).record.status == "unsupported"
+    foreign = make_cell(ep=16, engine="hybrid", kernel="vllm")
+    assert merge_hybrid(foreign, measured()).record.status == "ok", "a peer's kernels may be measured"
