@@ -11,6 +11,8 @@ from workbench.spec.scenario_file import ScenarioFile
 
 MAX_CELLS = 10_000
 _MOST_PROBLEMS = 40
+START_S, GANG_S, PREPARE_S, SIMULATE_S = 4.0, 5.0, 0.5, 0.03
+"""Starting Ray, starting a gang of ranks, preparing and checking a measured cell, pricing one: rounded up, 2 cores."""
 
 
 def count_cells(file: ScenarioFile) -> int:
@@ -61,6 +63,14 @@ def iterate_cells(file: ScenarioFile) -> Iterator[Cell]:
         raise SpecError(problems.values())
 
 
+def estimate_seconds(cells: Sequence[Cell]) -> float:
+    """About how long the cells run at most: a measured one to the end of its budget, a simulated one in a moment."""
+    real = [cell for cell in cells if cell.engine != "simulate"]
+    gangs = {(len(cell.measured_ranks), cell.cluster.device) for cell in real}
+    measured = sum(cell.measure.max_seconds + PREPARE_S for cell in real)
+    return START_S * bool(cells) + GANG_S * len(gangs) + measured + SIMULATE_S * (len(cells) - len(real))
+
+
 def cell_label(cell: Cell, siblings: Sequence[Cell] | None = None) -> str:
     """A short name of a cell for people: with ``siblings``, what sets it apart from them."""
     return cell_labels(siblings).get(cell.cell_id) or _label(cell, _USUAL) if siblings else _label(cell, _USUAL)
@@ -103,8 +113,8 @@ _PARTS: dict[str, Callable[[Cell], str]] = {
     "model": lambda cell: cell.model.name if cell.model else "",
     "scope": _kind,
     "hardware": lambda cell: cell.cluster.hardware.name,
-    "gpus": lambda cell: f"{cell.cluster.nodes}x{cell.cluster.gpus_per_node}",
     "ep": lambda cell: f"ep{cell.ep}",
+    "gpus": lambda cell: f"{cell.cluster.nodes}x{cell.cluster.gpus_per_node}",
     "tp": lambda cell: f"tp{cell.parallel.tp}",
     "phase": lambda cell: cell.workload.phase,
     "precision": lambda cell: cell.precision.name,

@@ -67,11 +67,10 @@ def nearest(name: object, known: Iterable[str]) -> str | None:
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> str:
-    """The message for a name that is not among ``known``."""
+    """The message for a name that is not among ``known``: the nearest, or all of them when none is near."""
     names = sorted(known)
     close = nearest(name, names)
-    hint = f"; did you mean {close}?" if close else ""
-    return f"unknown {what}{hint} (known: {', '.join(names) or 'none'})"
+    return f"unknown {what}; {f'did you mean {close}?' if close else 'known: ' + (', '.join(names) or 'none')}"
 
 
 def _shape(name: str) -> str:

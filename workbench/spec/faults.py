@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from workbench.spec.errors import MISSING, nearest
+from workbench.spec.errors import MISSING, unknown_name
 from workbench.spec.names import classes_at, fields_at, suggest, tag_of
 from workbench.spec.yaml_source import Path
 
@@ -118,9 +118,7 @@ def _unknown_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
 
 def _one_of(what: str, value: Any, expected: str) -> str:
     names = _QUOTED.findall(expected)
-    close = nearest(value, names) if isinstance(value, str) else None
-    hint = f"; did you mean {close}?" if close else ""
-    return f"unknown {what}{hint} (known: {', '.join(names)})" if len(names) > 1 else f"must be {names[0]}"
+    return unknown_name(what, value, names) if len(names) > 1 else f"must be {names[0]}"
 
 
 def _tags(location: Sequence[str | int], root: type[BaseModel]) -> list[str]:

@@ -38,7 +38,7 @@ def parallel_faults(read: ReadBlock, parallel: Parallel) -> Iterator[Fault]:
             parallel.dp,
             f"dp * attn_tp {attn_tp} must be a multiple of ep {ep} * tp {tp} = {ep * tp}; leave dp out",
         )
-    elif not few and parallel.dp * attn_tp * pp > gpus:
+    elif read.block.parallel.dp is not None and not few and parallel.dp * attn_tp * pp > gpus:
         needed = parallel.dp * attn_tp * pp
         yield Fault(("parallel", "dp"), parallel.dp, f"dp * attn_tp * pp needs {needed} GPUs, the cluster has {gpus}")
     yield from _rank_faults(read, parallel, ep)

@@ -9,7 +9,7 @@ from typing import Any
 from workbench.spec.axes import Report
 from workbench.spec.block import Reader
 from workbench.spec.catalog import names, suite_path
-from workbench.spec.errors import Problem, SpecError, nearest, refuse
+from workbench.spec.errors import Problem, SpecError, refuse, unknown_name
 from workbench.spec.faults import Fault
 from workbench.spec.groups import Assigned, Group, join, read_part, survey
 from workbench.spec.overrides import SET, Override, over_file, parse_overrides
@@ -140,7 +140,4 @@ def _find(reference: str) -> Path:
         return Path(reference)
     if reference in names("suites"):
         return suite_path(reference)
-    close = nearest(reference, names("suites"))
-    hint = f"; did you mean {close}?" if close else ""
-    known = ", ".join(names("suites")) or "none"
-    raise refuse(f"no such file or suite{hint} (suites: {known})", value=reference or "an empty text")
+    raise refuse(unknown_name("file or suite", reference, names("suites")), value=reference)
