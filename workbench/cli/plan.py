@@ -110,7 +110,9 @@ def _print_plan(name: str, cells: "tuple[Cell, ...]", labels: dict[str, str], se
         ranks = f"{cell.cluster.num_gpus} {cell.cluster.hardware.name}"
         table.add_row(cell.cell_id, labels[cell.cell_id], cell.engine, ranks, _fit_text(_fit(cell)))
     out = console()
-    out.print(table, width=None if out.is_terminal else PIPED_WIDTH)
+    if not out.is_terminal:
+        out.width = PIPED_WIDTH
+    out.print(table)
     if len(cells) > MOST_ROWS:
         out.print(f"and {len(cells) - MOST_ROWS} more; --format json lists them all")
     counts = {engine: sum(cell.engine == engine for cell in cells) for engine in ("measure", "simulate", "hybrid")}
