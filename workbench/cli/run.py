@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results")
 STOP_WAIT_S = 30.0
+MOST_ROWS = 200
 
 
 def run(
@@ -161,6 +162,7 @@ def _report(summary: "RunSummary", *, results: Path, form: Format, talk: Console
 
     folder = RunFolder(path=summary.path, run_id=summary.run_id)
     cells = read_table(folder, "cells").frame
+    where = _where(results)
     if form is Format.JSON:
         print_json(
             {"run_id": summary.run_id, "path": summary.path, "status": summary.status, "counts": summary.counts,
@@ -168,11 +170,13 @@ def _report(summary: "RunSummary", *, results: Path, form: Format, talk: Console
         )  # fmt: skip
     else:
         out = console()
-        print_table(out, cells)
+        if len(cells) <= MOST_ROWS:
+            print_table(out, cells)
+        else:
+            out.print(f"{len(cells):,} cells; see them with: moe-workbench show {summary.run_id}{where}", markup=False)
         counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items() if number)
         out.print(f"{counts or 'no cell'} of run {summary.run_id}", markup=False, soft_wrap=True)
         out.print(f"results: {summary.path}", markup=False, soft_wrap=True)
-        where = "" if results == RESULTS else f" --results {results}"
         out.print(f"report:  moe-workbench report {summary.run_id}{where} -o report.html", markup=False, soft_wrap=True)
     if summary.status == "stopped":
         left = f"{summary.num_left} cell{'s' if summary.num_left != 1 else ''} left"
@@ -181,5 +185,8 @@ def _report(summary: "RunSummary", *, results: Path, form: Format, talk: Console
 
 
 def _resume_command(run_id: str, results: Path) -> str:
-    where = "" if results == RESULTS else f" --results {results}"
-    return f"moe-workbench run --resume {run_id}{where}"
+    return f"moe-workbench run --resume {run_id}{_where(results)}"
+
+
+def _where(results: Path) -> str:
+    return "" if results == RESULTS else f" --results {results}"

@@ -53,7 +53,7 @@ class RankActor:
         """Import what cells need and say where this rank is."""
         import torch
 
-        import workbench.run.context  # noqa: F401 - imported here so that no cell pays for it
+        import workbench.run.measured  # noqa: F401 - imported here so that no cell pays for it
 
         torch.set_num_threads(self._num_threads)
         return RankFacts(

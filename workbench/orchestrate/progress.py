@@ -18,6 +18,7 @@ from workbench.store.progress import append_event
 
 SIMULATED_GUESS_S = 0.05
 MEASURED_OVERHEAD_GUESS_S = 1.5
+TRUST_AFTER = {"simulated": 32, "ranks": 1}
 LINE_EVERY_S = 2.0
 MAX_FAULT_LINES = 20
 
@@ -43,7 +44,9 @@ class Pace:
         return sum(self._left[kind] * self._mean(kind) for kind in self._left)
 
     def _mean(self, kind: str) -> float:
-        return self._spent[kind] / self._done[kind] if self._done[kind] else self._guess[kind]
+        """Simulated cells come in bursts of a batch, so the first of a burst says nothing yet."""
+        done = self._done[kind]
+        return self._spent[kind] / done if done >= TRUST_AFTER[kind] else self._guess[kind]
 
 
 def _kind(cell: Cell) -> str:
@@ -77,6 +80,10 @@ class RunProgress:
 
     def __enter__(self) -> Self:
         self._emit({"event": "run_start", "run_id": self._run_id, "total": self._total, "pid": os.getpid()})
+        if self._console is not None:
+            done = f", {self._done} of them done" if self._done else ""
+            cells = f"{self._total} cell{'s' if self._total != 1 else ''}"
+            self._console.print(f"run {self._run_id}: {cells}{done}", markup=False, soft_wrap=True)
         if self._bar is not None:
             self._bar.start()
         return self
@@ -118,6 +125,8 @@ class RunProgress:
     def note(self, text: str) -> None:
         """Something a reader of the run wants to know that is no cell."""
         self._emit({"event": "note", "text": text})
+        if self._console is not None:
+            self._console.print(f"  {text.splitlines()[0]}", markup=False, soft_wrap=True)
 
     def end(self, status: str) -> None:
         """The run is over: ``finished``, ``stopped`` or ``failed``."""

@@ -73,6 +73,19 @@ class Ranks:
             end_gang(self._gang)
             self._gang = None
 
+    def renew(self) -> None:
+        """After a cell in error the processes that answered live on, but their group may hold half an exchange."""
+        gang = self._gang
+        if gang is None:
+            return
+        if gang.shape.device == "cuda":
+            self.end()  # a CUDA fault stays with its process
+            return
+        try:
+            reopen_gang(gang, should_stop=self._should_stop)
+        except GangLost as loss:
+            self._lose(gang.shape, loss)
+
     def measure(self, cell: Cell, task: Task) -> Outcome | list[Any]:
         """The answers of the cell's ranks, or the outcome of a cell that gave none. Raises Stopped."""
         shape = shape_of(cell)
@@ -100,7 +113,7 @@ class Ranks:
             raise
         failures = [answer for answer in answers if isinstance(answer, RankFailure)]
         self._losses[shape] = 0
-        return self._explain(cell, gang, failures) if failures else answers
+        return self._explain(cell, failures) if failures else answers
 
     def _ready(self, shape: GangShape) -> Gang:
         if shape in self._refused:
@@ -120,23 +133,12 @@ class Ranks:
         self._last_loss[shape] = str(loss)
         self._note(f"gang of {shape} ended: {loss}")
 
-    def _explain(self, cell: Cell, gang: Gang, failures: list[RankFailure]) -> Outcome:
-        """Every rank answered and some raised: the processes live on, but the group may hold half an exchange."""
-        self._renew(gang)
+    def _explain(self, cell: Cell, failures: list[RankFailure]) -> Outcome:
         real = [failure for failure in failures if not failure.is_unsupported]
         if not real:
             return unsupported(cell, failures[0].message)
         self._note(f"rank {real[0].rank} raised in {cell.cell_id}\n{real[0].trace}")
         return failed(cell, f"rank {real[0].rank}: {real[0].message}")
-
-    def _renew(self, gang: Gang) -> None:
-        if gang.shape.device == "cuda":
-            self.end()  # a CUDA fault stays with its process
-            return
-        try:
-            reopen_gang(gang, should_stop=self._should_stop)
-        except GangLost as loss:
-            self._lose(gang.shape, loss)
 
 
 def measured_rank(context: "RankContext", cell: Cell) -> Any:
@@ -151,6 +153,8 @@ def measure_cells(ranks: Ranks, cells: Sequence[Cell]) -> Iterator[tuple[Cell, O
     for cell in cells:
         answers = ranks.measure(cell, measured_rank)
         outcome = answers if isinstance(answers, Outcome) else _merge(cell, answers)
+        if outcome.record.status == "error":
+            ranks.renew()
         yield cell, _with_virtual_flag(outcome, ranks.gang)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -46,6 +47,18 @@ def rank_slots(*, cores: int, memory_bytes: int) -> int:
     return max(4, cores, int(0.8 * memory_bytes) // RANK_MEMORY)
 
 
+def local_capacity() -> dict[str, Any]:
+    """What a cluster of our own will offer on this machine, without starting it."""
+    cores = os.cpu_count() or 1
+    slots = rank_slots(cores=cores, memory_bytes=psutil.virtual_memory().total)
+    return {
+        "address": "127.0.0.1",
+        "cpu_ranks": slots,
+        "task_workers": cores,
+        "object_store_bytes": OBJECT_STORE_MEMORY,
+    }
+
+
 @contextmanager
 def open_session(address: str | None = None, *, object_store_memory: int = OBJECT_STORE_MEMORY) -> Iterator[Session]:
     """Connect, and disconnect at the end; a cluster of our own is also shut down, and its files removed.
@@ -66,8 +79,8 @@ def open_session(address: str | None = None, *, object_store_memory: int = OBJEC
 def _start(object_store_memory: int) -> Iterator[Session]:
     import ray
 
-    cores = os.cpu_count() or 1
-    slots = rank_slots(cores=cores, memory_bytes=psutil.virtual_memory().total)
+    capacity = local_capacity()
+    cores = capacity["task_workers"]
     _remove_stale(Path(tempfile.gettempdir()))
     # Unix socket paths end at 107 characters, so the folder is a short one.
     temp_dir = tempfile.mkdtemp(prefix=f"{_TEMP_PREFIX}{os.getpid()}-")
@@ -77,7 +90,7 @@ def _start(object_store_memory: int) -> Iterator[Session]:
                 ray.init(
                     address="local",
                     num_cpus=cores,
-                    resources={RANK_SLOT: slots},
+                    resources={RANK_SLOT: capacity["cpu_ranks"]},
                     object_store_memory=object_store_memory,
                     include_dashboard=False,
                     log_to_driver=False,
