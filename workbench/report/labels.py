@@ -17,3 +17,21 @@ def cell_labels(cells: pd.DataFrame, *, without: tuple[str, ...] = ()) -> list[s
         words = [WORDS.get(name, "{}").format(row[name]) for name in names if not pd.isna(row[name])]
         labels.append(" · ".join(words))
     return [label or str(row) for label, row in zip(labels, cells["precision"].fillna("all"), strict=True)]
+
+
+def silent_columns(cells: pd.DataFrame, values: pd.DataFrame) -> tuple[str, ...]:
+    """Describing columns that could be left out of the labels without two cells of different values sharing one.
+
+    ``values`` has a row for each cell, in the order of ``cells``. Later columns are tried first, so that what a
+    model or a machine decides stays named.
+    """
+    kept = varying_columns(cells)
+    keys = cells[kept].astype(object).where(cells[kept].notna(), "-").reset_index(drop=True)
+    codes = pd.Series(pd.factorize(pd.MultiIndex.from_frame(values.reset_index(drop=True)))[0])
+    silent: list[str] = []
+    for name in reversed(kept):
+        rest = [other for other in kept if other not in (*silent, name)]
+        groups = codes.groupby([keys[other] for other in rest]).nunique() if rest else pd.Series([codes.nunique()])
+        if (groups <= 1).all():
+            silent.append(name)
+    return tuple(silent)
