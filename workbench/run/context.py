@@ -1,9 +1,10 @@
 """What a rank has: its place in the group, its device, and the means to talk to the others."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,12 @@ import torch.distributed as dist
 
 from workbench.comm.topology import Topology
 from workbench.comm.transport import TorchTransport
+
+T = TypeVar("T")
+
+
+class PeerFailed(RuntimeError):
+    """Another rank could not go on, so this one did not either."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,47 @@ class RankContext:
         if self.world > 1:
             self.gather([0.0])
 
+    def agreed(self, make: Callable[[], T]) -> T:
+        """What ``make`` gives, once every rank has it; raises its own exception, or PeerFailed naming the ranks."""
+        fault, value = None, None
+        try:
+            value = make()
+        except Exception as exception:  # the others must hear of it before it is raised
+            fault = exception
+        failed = self.gather([float(fault is not None)])[:, 0].nonzero()[0].tolist()
+        if fault is not None:
+            raise fault
+        if failed:
+            raise PeerFailed(f"rank {self.rank} stopped because ranks {failed} failed")
+        return value
+
+    def synchronize(self) -> None:
+        """Wait for this rank's device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @property
+    def gpu_index(self) -> int | None:
+        return self.device.index if self.device.type == "cuda" else None
+
+    def start_peak_memory(self) -> None:
+        """Start a new peak for ``peak_memory_bytes``."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def peak_memory_bytes(self) -> int | None:
+        """Most device memory that torch held since the start; None on a CPU, where nothing counts it."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
 
 def open_context(
-    *, rank: int, world: int, device_type: str, ranks_per_node: int, init_method: str | None = None, timeout_s: float = 60.0
+    *,
+    rank: int,
+    world: int,
+    device_type: str,
+    ranks_per_node: int,
+    init_method: str | None = None,
+    timeout_s: float = 60.0,
 ) -> RankContext:
     """Join the gang: gloo carries CPU tensors (and the ranks' agreements), NCCL the GPU's.
 

@@ -4,6 +4,7 @@ Shapes: w13 [n, 2I, H] (gate and up, stacked or interleaved as the model stores 
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,10 +21,10 @@ CACHED_BYTES = 512 * 2**20
 class RawWeights:
     """Unquantised weights of ``n`` experts; biases only where the model has them."""
 
-    w13: torch.Tensor
-    w2: torch.Tensor
-    bias13: torch.Tensor | None
-    bias2: torch.Tensor | None
+    w13: torch.Tensor | Sequence[torch.Tensor]
+    w2: torch.Tensor | Sequence[torch.Tensor]
+    bias13: torch.Tensor | Sequence[torch.Tensor] | None
+    bias2: torch.Tensor | Sequence[torch.Tensor] | None
 
 
 def _generator(seed: int, stream: int, device: torch.device) -> torch.Generator:
@@ -50,9 +51,38 @@ def _expert(model: Model, expert: int, seed: int, device: torch.device) -> list[
 
 def expert_weights(model: Model, experts: tuple[int, ...], *, seed: int, device: torch.device) -> RawWeights:
     """Weights of the named experts, in that order; small sets are kept for the next cell."""
-    weight_bytes = 2 * 3 * len(experts) * model.moe_intermediate * model.hidden
-    make = _cached_weights if weight_bytes <= CACHED_BYTES else _make_weights
+    make = _cached_weights if _weight_bytes(model, len(experts)) <= CACHED_BYTES else _make_weights
     return make(model.model_dump_json(), experts, seed, device)
+
+
+def reference_weights(model: Model, *, seed: int, device: torch.device) -> RawWeights:
+    """Weights of all experts, indexed by expert; those of a large model are made one by one when asked for."""
+    if _weight_bytes(model, model.num_experts) <= CACHED_BYTES:
+        return expert_weights(model, tuple(range(model.num_experts)), seed=seed, device=device)
+    one = lru_cache(maxsize=1)(lambda expert: _make_weights(model.model_dump_json(), (expert,), seed, device))
+
+    def part(name: str) -> Sequence[torch.Tensor]:
+        return _OnDemand(model.num_experts, lambda expert: getattr(one(expert), name)[0])
+
+    biases = [part("bias13"), part("bias2")] if model.expert_bias else [None, None]
+    return RawWeights(part("w13"), part("w2"), *biases)
+
+
+class _OnDemand(Sequence):
+    """A sequence of tensors that are made at each access."""
+
+    def __init__(self, length: int, make: Callable[[int], torch.Tensor]):
+        self._length, self._make = length, make
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._make(index)
+
+
+def _weight_bytes(model: Model, num_experts: int) -> int:
+    return 2 * 3 * num_experts * model.moe_intermediate * model.hidden
 
 
 def _make_weights(model_json: str, experts: tuple[int, ...], seed: int, device: torch.device) -> RawWeights:
@@ -66,7 +96,7 @@ def _make_weights(model_json: str, experts: tuple[int, ...], seed: int, device: 
     return RawWeights(stacked[0], stacked[1], biases[0], biases[1])
 
 
-_cached_weights = lru_cache(maxsize=4)(_make_weights)
+_cached_weights = lru_cache(maxsize=8)(_make_weights)
 
 
 def router_weight(model: Model, *, seed: int, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,72 @@
+"""A planned cell measured for real: each rank runs its part, the reports are merged into one record."""
+
+import time
+import traceback
+
+import torch
+
+from workbench.comm.execute import DispatchMismatch
+from workbench.measure.clock import clock_for
+from workbench.run.check import CheckFailed
+from workbench.run.context import PeerFailed, RankContext
+from workbench.run.measured_layer import measure_layer
+from workbench.run.measured_micro import measure_micro
+from workbench.run.merge import merge_reports
+from workbench.run.report import PEER_FAILED, RankReport
+from workbench.spec.errors import Unsupported
+from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
+
+__all__ = ["merge_reports", "run_rank"]
+
+MEASURED_SCOPES = ("layer", "layer_no_router", *MODEL_FREE_SCOPES)
+
+
+def run_rank(cell: Cell, context: RankContext) -> RankReport:
+    """This rank's part of the cell. Every rank of the gang must be called with the same cell.
+
+    What a cell cannot have comes back as a report with its status; an exception of the collectives (a rank is gone,
+    a wait timed out) is raised to the caller.
+    """
+    try:
+        _require_supported(cell, context)
+        measure = measure_micro if cell.scope.kind in MODEL_FREE_SCOPES else measure_layer
+        return measure(cell, context, clock=clock_for(context.device), started=time.monotonic())
+    except Unsupported as exception:
+        return RankReport(context.rank, "unsupported", exception.reason)
+    except torch.cuda.OutOfMemoryError as exception:
+        return RankReport(context.rank, "infeasible", f"the GPU's memory does not hold this cell: {exception}")
+    except PeerFailed as exception:
+        return RankReport(context.rank, "error", str(exception), flags=(PEER_FAILED,))
+    except (CheckFailed, DispatchMismatch) as exception:
+        return RankReport(context.rank, "error", f"rank {context.rank}: {exception}")
+    except (ValueError, TypeError, AssertionError, NotImplementedError) as exception:
+        last = traceback.extract_tb(exception.__traceback__)[-1]
+        place = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
+        return RankReport(
+            context.rank, "error", f"rank {context.rank}: {type(exception).__name__} at {place}: {exception}"
+        )
+
+
+def _require_supported(cell: Cell, context: RankContext) -> None:
+    """Raises Unsupported for what no measurement exists for yet."""
+    if cell.scope.kind not in MEASURED_SCOPES:
+        raise Unsupported(f"scope: {cell.scope.kind} cannot be measured yet; known: {', '.join(MEASURED_SCOPES)}")
+    wanted = {
+        "parallel.tp": (cell.parallel.tp, 1),
+        "parallel.pp": (cell.parallel.pp, 1),
+        "workload.layers": (cell.workload.layers, 1),
+        "workload.steps": (cell.workload.steps, 1),
+        "workload.micro_batches": (cell.workload.micro_batches, 1),
+        "dispatch.overlap": (cell.dispatch.overlap.kind, "none"),
+        "dispatch.shared_expert_overlap": (cell.dispatch.shared_expert_overlap, False),
+        "balance.capacity": (cell.balance.capacity, None),
+        "balance.training": (cell.balance.training, "none"),
+        "offload.tier": (cell.offload.tier, "none"),
+        "optimizer": (cell.optimizer, "none"),
+        "serving": (cell.serving, None),
+        "goal": (cell.goal, None),
+        "precision.scaling": (cell.precision.scaling, "current"),
+    }
+    for path, (value, known) in wanted.items():
+        if value != known:
+            raise Unsupported(f"{path}: {value} cannot be measured yet; {known} can")

@@ -1,0 +1,132 @@
+"""A rank's layer measured: prepared, sampled, checked, then taken apart stage by stage."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.moe import math_path
+from workbench.comm.transport import Counters
+from workbench.measure.cache import cache_flusher
+from workbench.measure.clock import Clock
+from workbench.measure.environment import sm_clock_mhz
+from workbench.run.check import check_layer
+from workbench.run.context import RankContext
+from workbench.run.graph import capture
+from workbench.run.layer import LayerRun
+from workbench.run.prepare import Prepared, backend_of, prepare_layer, recipe_of
+from workbench.run.report import RankReport
+from workbench.run.sampling import Sampler
+from workbench.spec.scenario import Cell
+
+STAGE_PASSES = 5
+BF16_BYTES = 2
+
+
+def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: float) -> RankReport:
+    """Latency samples first, undisturbed; the check reads their last output; stages come from passes of their own."""
+    prepared = context.agreed(lambda: prepare_layer(cell, context))
+    run = LayerRun(prepared.layer)
+    context.synchronize()
+    prepare_us = (time.monotonic() - started) * 1e6
+    context.start_peak_memory()
+    flush = cache_flusher(context.device, mode=cell.measure.cache, sharers=context.world)
+    sampler = Sampler(context, clock, flush, cell.measure)
+    first_call_us = sampler.timed(run)
+    step = capture(run, context) if cell.measure.graph else None
+    samples = sampler.sample(step or run)
+    measured_clock = (context.gpu_index is not None and sm_clock_mhz(context.gpu_index)) or None
+    result = check_layer(cell, prepared, run)
+    stages, counters = _stage_medians(run, sampler, clock, passes=_stage_passes(samples.times_us, cell))
+    return RankReport(
+        rank=prepared.group_rank,
+        samples_us=samples.times_us,
+        first_call_us=first_call_us,
+        prepare_us=prepare_us,
+        stages=stages,
+        rel_error=result.rel_error,
+        sqnr_db=result.sqnr_db,
+        timer=clock.timer,
+        graph=step is not None,
+        clock_mhz=measured_clock,
+        **_wire_fields(counters),
+        **_work_fields(cell, prepared, context),
+    )
+
+
+def _stage_passes(times_us: tuple[float, ...], cell: Cell) -> int:
+    """As many passes as a quarter of the time allows, one at least; the same on every rank as far as times agree."""
+    return STAGE_PASSES if float(np.median(times_us)) * STAGE_PASSES <= cell.measure.max_seconds * 2.5e5 else 1
+
+
+def _stage_medians(
+    run: Callable[[], Any], sampler: Sampler, clock: Clock, *, passes: int
+) -> tuple[tuple[tuple[str, float], ...], Counters]:
+    """Median of each stage over passes; the counters hold one pass."""
+    transport = sampler.context.transport
+    passes = int(sampler.context.gather([passes]).min())
+    times: list[list[tuple[str, float]]] = []
+    for _ in range(passes):
+        sampler.flush()
+        sampler.context.barrier()
+        transport.reset()
+        times.append(clock.time_stages(run.stages()))
+    medians = np.median([[us for _, us in row] for row in times], axis=0)
+    names = [name for name, _ in times[0]]
+    return tuple(zip(names, medians.tolist(), strict=True)), transport.reset()
+
+
+def _wire_fields(counters: Counters) -> dict[str, Any]:
+    return {
+        "count_exchange_us": counters.count_exchange_s * 1e6,
+        "staging_us": counters.staging_s * 1e6,
+        "wire": {
+            "self": counters.self_bytes,
+            "scale_up": counters.scale_up_bytes,
+            "scale_out": counters.scale_out_bytes,
+        },
+    }
+
+
+def _work_fields(cell: Cell, prepared: Prepared, context: RankContext) -> dict[str, Any]:
+    """What this rank computed and moved: FLOPs of its experts (three products of 2HI a pair), bytes it had to read."""
+    layer, model = prepared.layer, cell.model
+    counts = _pairs_per_expert(prepared)
+    pairs, touched = int(sum(n for _, n in counts)), sum(n > 0 for _, n in counts)
+    shared_bytes = layer.shared.nbytes if layer.shared is not None else 0
+    tokens, rows = len(layer.x_TH), len(prepared.tokens_BH)
+    shared_flops = 6 * tokens * model.hidden * model.shared_intermediate if layer.shared is not None else 0
+    return {
+        "math_path": _math_path(cell, context),
+        "flops": 6 * pairs * model.hidden * model.moe_intermediate + shared_flops,
+        "touched_bytes": touched * layer.experts.nbytes // layer.num_slots + shared_bytes,
+        "activation_bytes": 2 * BF16_BYTES * model.hidden * rows,
+        "touched_experts": touched,
+        "weight_bytes": layer.experts.nbytes + shared_bytes,
+        "peak_memory_bytes": context.peak_memory_bytes(),
+        "pairs": pairs,
+        "dropped_tokens": int((prepared.traffic.ids[prepared.group_rank] < 0).sum()),
+        "expert_tokens": counts,
+        "hardware_name": context.hardware_name,
+    }
+
+
+def _pairs_per_expert(prepared: Prepared) -> tuple[tuple[int, int], ...]:
+    """(expert, pairs computed here) of every slot of the rank."""
+    _, ids_BC, _ = prepared.layer.exchange.received()
+    local = ids_BC[ids_BC >= 0].cpu().numpy()
+    counts = np.bincount(local, minlength=prepared.layer.num_slots)
+    slots = prepared.expert_map.slots[prepared.group_rank]
+    return tuple(zip(slots.tolist(), counts.tolist(), strict=True))
+
+
+def _math_path(cell: Cell, context: RankContext) -> str:
+    capability = torch.cuda.get_device_capability(context.device) if context.device.type == "cuda" else None
+    return math_path(
+        recipe_of(cell.precision),
+        device_type=context.device.type,
+        capability=capability,
+        backend=backend_of(cell),
+    )

@@ -1,0 +1,228 @@
+"""Reports of the ranks of one cell, merged into its record and tables.
+
+R ranks, n iterations. ``latency_us`` is the median over iterations of the slowest rank in each.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from workbench import __version__
+from workbench.comm.bandwidth import algbw, busbw
+from workbench.comm.payload import payload_bytes
+from workbench.measure.stopping import median_interval
+from workbench.run.describe import base_record_fields
+from workbench.run.report import PEER_FAILED, RankReport
+from workbench.simulate.compute import above_peak, rates_of
+from workbench.spec.record import Outcome, Record
+from workbench.spec.scenario import AllToAllScope, Cell
+from workbench.workload.loads import load_stats
+
+METHOD = "measured"
+COMMUNICATION = ("dispatch", "combine")
+SECONDS_PER_HOUR = 3600
+
+
+def merge_reports(cell: Cell, reports: Sequence[RankReport]) -> Outcome:
+    """The cell's outcome: ``ok`` only if every rank is; otherwise the first reason that is a cause."""
+    bad = [report for report in reports if report.status != "ok"]
+    if bad:
+        cause = min(bad, key=lambda report: PEER_FAILED in report.flags)
+        fields = {"status": cause.status, "reason": cause.reason, "method": METHOD}
+        return Outcome(record=Record(**(base_record_fields(cell) | fields)))
+    samples_Rn = np.array([report.samples_us for report in reports])
+    fields = base_record_fields(cell) | {"status": "ok", "method": METHOD, "kernel_version": __version__}
+    fields |= _time_fields(samples_Rn, reports) | _stage_fields(reports) | _byte_fields(cell, reports)
+    fields |= _run_fields(cell, reports) | _load_fields(cell, reports)
+    fields |= _rate_fields(cell, reports, latency_us=fields["latency_us"])
+    fields["flags"] = _flags(cell, reports, fields)
+    return Outcome(record=Record(**fields), tables=_tables(cell, reports))
+
+
+def _time_fields(samples_Rn: np.ndarray, reports: Sequence[RankReport]) -> dict[str, Any]:
+    slowest = samples_Rn.max(axis=0)
+    low, high = median_interval(slowest)
+    per_rank = np.median(samples_Rn, axis=1)
+    p50, p95, p99 = np.percentile(slowest, [50, 95, 99]).tolist()
+    return {
+        "latency_us": p50,
+        "latency_p50_us": p50,
+        "latency_p95_us": p95,
+        "latency_p99_us": p99,
+        "latency_ci_low_us": low,
+        "latency_ci_high_us": high,
+        "rank_min_us": float(per_rank.min()),
+        "rank_max_us": float(per_rank.max()),
+        "num_samples": samples_Rn.shape[1],
+        "first_call_us": max(report.first_call_us or 0.0 for report in reports),
+        "prepare_us": max(report.prepare_us or 0.0 for report in reports),
+    }
+
+
+def _sum_of(report: RankReport, names: Sequence[str]) -> float:
+    return sum(us for name, us in report.stages if name in names)
+
+
+def _stage_fields(reports: Sequence[RankReport]) -> dict[str, Any]:
+    """Stage times of the rank whose stages take longest, from passes of their own (see ``measured_layer``)."""
+    slowest = max(reports, key=lambda report: sum(us for _, us in report.stages))
+    total = sum(us for _, us in slowest.stages)
+    counts_us = slowest.count_exchange_us or 0.0
+    dispatch_us = max(_sum_of(slowest, ["dispatch"]) - counts_us, 0.0)
+    combine_us, quantise_us = _sum_of(slowest, ["combine"]), _sum_of(slowest, ["quantise"])
+    communication = dispatch_us + combine_us + counts_us
+    return {
+        "dispatch_us": dispatch_us,
+        "combine_us": combine_us,
+        "quantise_us": quantise_us,
+        "count_exchange_us": counts_us,
+        "staging_us": slowest.staging_us,
+        "compute_us": total - communication - quantise_us,
+        "comm_fraction": communication / total if total else None,
+    }
+
+
+def _byte_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
+    """Bytes of one pass over all ranks; wire bytes are those of the send buffers, logical ones count pairs."""
+    up = sum(report.wire.get("scale_up", 0) for report in reports)
+    out = sum(report.wire.get("scale_out", 0) for report in reports)
+    fields: dict[str, Any] = {"wire_bytes": up + out, "scale_up_bytes": up, "scale_out_bytes": out}
+    if cell.model is not None and len(reports) == cell.ep and cell.dispatch.strategy != "none":
+        each = sum(
+            payload_bytes(cell.model.hidden, d) for d in (cell.dispatch.dispatch_dtype, cell.dispatch.combine_dtype)
+        )
+        fields["logical_bytes"] = sum(report.pairs for report in reports) * each
+    return fields
+
+
+def _run_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
+    first = reports[0]
+    errors = [report.rel_error for report in reports if report.rel_error is not None]
+    sqnr = [report.sqnr_db for report in reports if report.sqnr_db is not None]
+    clocks = [report.clock_mhz for report in reports if report.clock_mhz]
+    peaks = [report.peak_memory_bytes for report in reports if report.peak_memory_bytes is not None]
+    return {
+        "timer": first.timer,
+        "graph": all(report.graph for report in reports),
+        "cache": cell.measure.cache,
+        "math_path": first.math_path,
+        "rel_error": max(errors, default=None),
+        "sqnr_db": min(sqnr, default=None),
+        "clock_mhz": min(clocks, default=None),
+        "weight_bytes": max(report.weight_bytes for report in reports),
+        "peak_memory_bytes": max(peaks, default=None),
+        "fits": True if peaks else None,
+    }
+
+
+def _load_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
+    if cell.model is None:
+        return {"touched_experts": reports[0].touched_experts or None}
+    whole_group = len(reports) == cell.ep
+    pairs_R = np.array([report.pairs for report in reports])
+    touched = {expert for report in reports for expert, pairs in report.expert_tokens if pairs}
+    return {
+        "load_max_over_mean": load_stats(pairs_R).max_over_mean if whole_group else None,
+        "touched_experts": len(touched),
+        "dropped_tokens": sum(report.dropped_tokens for report in reports),
+    }
+
+
+def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float) -> dict[str, Any]:
+    """Rates over the whole latency; of one GPU for FLOPs (mean over ranks) and memory (the rank that moves most)."""
+    seconds = latency_us / 1e6
+    flops = sum(report.flops for report in reports) / len(reports)
+    moved = max(report.touched_bytes + report.activation_bytes for report in reports)
+    fields: dict[str, Any] = {}
+    if isinstance(cell.scope, AllToAllScope):
+        size = max(report.activation_bytes for report in reports)
+        fields["algbw_gb_per_s"] = algbw(size, seconds=seconds, num_ranks=len(reports))
+        fields["busbw_gb_per_s"] = busbw(size, seconds=seconds, num_ranks=len(reports))
+        return fields | {"bound_by": "network"}
+    fields["tflops"] = flops / seconds / 1e12 if flops else None
+    fields["hbm_gb_per_s"] = moved / seconds / 1e9 if moved else None
+    if cell.cluster.device == "cuda":
+        rates = rates_of(cell.cluster.hardware, cell.precision)
+        memory_us, math_us = moved / rates.bytes_per_us, flops / rates.expert_flops_per_us
+        fields["roofline_fraction"] = max(memory_us, math_us) / latency_us
+        fields["bound_by"] = "memory" if memory_us > math_us else "compute"
+    tokens = cell.workload.tokens_per_rank
+    if cell.model is not None and tokens and len(reports) == cell.ep:
+        per_gpu, usd = tokens / seconds, cell.cluster.usd_per_gpu_hour
+        fields |= {
+            "tokens_per_s": per_gpu * cell.ep,
+            "tokens_per_s_per_gpu": per_gpu,
+            "usd_per_million_tokens": usd / SECONDS_PER_HOUR / per_gpu * 1e6 if usd else None,
+        }
+    return fields
+
+
+def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) -> str | None:
+    flags = sorted({flag for report in reports for flag in report.flags})
+    if cell.model is not None and len(reports) < cell.ep:
+        flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
+    if cell.cluster.device == "cpu" and cell.cluster.nodes > 1:
+        flags.append("virtual_nodes")
+    if cell.cluster.device == "cuda" and above_peak(
+        hbm_gb_per_s=fields.get("hbm_gb_per_s"),
+        tflops=fields.get("tflops"),
+        hardware=cell.cluster.hardware,
+        precision=cell.precision,
+    ):
+        flags.append("above_peak")
+    return ",".join(flags) or None
+
+
+def _tables(cell: Cell, reports: Sequence[RankReport]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        "stages": [row for report in reports for row in _stage_rows(cell, report)],
+        "links": _link_rows(cell, reports),
+        "loads": _load_rows(cell, reports),
+        "memory": [
+            {"cell_id": cell.cell_id, "rank": report.rank, "what": "weights", "bytes": report.weight_bytes}
+            for report in reports
+            if report.weight_bytes
+        ],
+        "samples": [
+            {"cell_id": cell.cell_id, "rank": report.rank, "iteration": iteration, "repeat": 0, "us": us}
+            for report in reports
+            for iteration, us in enumerate(report.samples_us)
+        ],
+    }
+
+
+def _stage_rows(cell: Cell, report: RankReport) -> list[dict[str, Any]]:
+    rows, start = [], 0.0
+    for name, us in report.stages:
+        rows.append(
+            {"cell_id": cell.cell_id, "rank": report.rank, "stream": "main", "stage": name, "start_us": start,
+             "duration_us": us, "bytes": None, "flops": None}
+        )  # fmt: skip
+        start += us
+    return rows
+
+
+def _link_rows(cell: Cell, reports: Sequence[RankReport]) -> list[dict[str, Any]]:
+    """Bytes each rank sent by link class, both directions of the layer together."""
+    return [
+        {"cell_id": cell.cell_id, "link": f"layer/{link}/out/rank {report.rank}", "bytes": size, "busy_us": None}
+        for report in reports
+        for link, size in report.wire.items()
+        if size
+    ]
+
+
+def _load_rows(cell: Cell, reports: Sequence[RankReport]) -> list[dict[str, Any]]:
+    if cell.model is None:
+        return []
+    tokens: dict[int, int] = {}
+    for report in reports:
+        for expert, pairs in report.expert_tokens:
+            tokens[expert] = tokens.get(expert, 0) + pairs
+    by_rank = {report.rank: report.pairs for report in reports}
+    return [
+        {"cell_id": cell.cell_id, "layer": 0, "step": 0, "kind": kind, "index": index, "tokens": count}
+        for kind, counts in (("expert", tokens), ("rank", by_rank))
+        for index, count in sorted(counts.items())
+    ]

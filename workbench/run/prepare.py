@@ -1,0 +1,171 @@
+"""From a cell to one rank's layer: traffic, plan, weights; everything before the clock starts.
+
+R ranks of the expert-parallel group, T tokens a rank, K top-k, S slots a rank, H hidden.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.moe import ExpertWeights, prepare_weights
+from kernels.recipes import Recipe, format_name
+from kernels.routing import ROUTERS, Routing
+from workbench.balance.placement import ExpertMap, expert_map_of, to_slots
+from workbench.comm.plan import DispatchPlan
+from workbench.comm.rank_plan import RankPlan, prepare_rank
+from workbench.comm.strategies import make_plan
+from workbench.run.context import RankContext
+from workbench.run.exchange import Planned, Staying
+from workbench.run.inputs import SHARED_EXPERT, expert_weights, router_weight
+from workbench.run.layer import RankLayer
+from workbench.spec.errors import Unsupported
+from workbench.spec.precision import Precision
+from workbench.spec.scenario import Cell
+from workbench.workload.data import rank_activations
+from workbench.workload.traffic import RoutedTraffic, cell_router, rank_logits, route_all, router_arguments
+
+BACKENDS = {"ours": "auto", "torch": "torch"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A rank's layer with what the check needs: the routing of all ranks, placement and, where rows travel, plans.
+
+    ``tokens_BH`` and ``slots_BC`` (global) are the rows that the output stands for: the rank's tokens, or with
+    ``parallel.ranks`` a part of the group, every token that has an expert here.
+    """
+
+    layer: RankLayer
+    traffic: RoutedTraffic
+    expert_map: ExpertMap
+    plan: DispatchPlan | None
+    rank_plan: RankPlan | None
+    tokens_BH: Tensor
+    experts_BC: np.ndarray
+    weights_BC: np.ndarray
+    group_rank: int
+
+
+def recipe_of(precision: Precision) -> Recipe:
+    """The kernels' recipe of a precision. Raises ValueError where no such format exists."""
+    weights, inputs = precision.weights, precision.activations
+    return Recipe(
+        precision.name,
+        format_name(weights.format, weights.granularity),
+        format_name(inputs.format, inputs.granularity),
+    )
+
+
+def backend_of(cell: Cell) -> str:
+    """The kernels' backend of the cell's kernel family, or Unsupported."""
+    if cell.kernel not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise Unsupported(f"kernel: {cell.kernel} cannot be measured yet, its adapter is not there; known: {known}")
+    return BACKENDS[cell.kernel]
+
+
+def prepare_layer(cell: Cell, context: RankContext) -> Prepared:
+    """The layer of this rank. Raises Unsupported for what has no implementation yet."""
+    assert cell.model is not None
+    traffic = route_all(cell)
+    expert_map = expert_map_of(cell, traffic)
+    group_rank = cell.measured_ranks[context.rank]
+    x_TH = rank_activations(cell, rank=group_rank).to(context.device)
+    if cell.parallel.ranks != "all" or context.world == 1:
+        return _slice(cell, context, traffic, expert_map, group_rank=group_rank, x_TH=x_TH)
+    plan = make_plan(cell, traffic, expert_map)
+    rank_plan = prepare_rank(plan, rank=context.rank, device=context.device)
+    exchange: Planned | Staying
+    if plan.hops:
+        exchange = Planned(rank_plan, context.transport, cell.dispatch, hidden=cell.model.hidden)
+    else:
+        exchange = Staying(x_TH, rank_plan.ids, rank_plan.weights)
+    layer = _rank_layer(cell, context, expert_map, group_rank=group_rank, x_TH=x_TH, exchange=exchange)
+    experts, weights = traffic.ids[group_rank], traffic.weights[group_rank]
+    if not plan.hops:
+        experts = _experts_at(expert_map, group_rank, rank_plan.ids.cpu().numpy())
+        weights = rank_plan.weights.cpu().numpy()
+    return Prepared(layer, traffic, expert_map, plan, rank_plan, x_TH, experts, weights, group_rank)
+
+
+def _slice(
+    cell: Cell, context: RankContext, traffic: RoutedTraffic, expert_map: ExpertMap, *, group_rank: int, x_TH: Tensor
+) -> Prepared:
+    """One rank of a larger group by itself: the tokens of all ranks that have an expert here, nothing sent."""
+    if cell.ep > 1 and cell.engine == "measure" and cell.dispatch.strategy != "none":
+        raise Unsupported(
+            f"dispatch.strategy: {cell.dispatch.strategy} needs all {cell.ep} ranks; with parallel.ranks"
+            f" {list(cell.measured_ranks)} measure strategy none, or use engine hybrid"
+        )
+    slots = to_slots(expert_map, traffic.ids)
+    here = slots // expert_map.slots_per_rank == group_rank
+    kept = here.any(axis=-1)
+    rows = [
+        rank_activations(cell, rank=source).to(context.device)[torch.from_numpy(kept[source]).to(context.device)]
+        for source in range(cell.ep)
+    ]
+    local = np.where(here, slots % expert_map.slots_per_rank, -1)[kept].astype(np.int32)
+    weights = np.where(here, traffic.weights, 0)[kept].astype(np.float32)
+    tokens_BH = torch.cat(rows)
+    exchange = Staying(
+        tokens_BH, torch.from_numpy(local).to(context.device), torch.from_numpy(weights).to(context.device)
+    )
+    layer = _rank_layer(cell, context, expert_map, group_rank=group_rank, x_TH=x_TH, exchange=exchange)
+    if cell.ep > 1:
+        layer = replace(layer, adds_shared=False)
+    experts = _experts_at(expert_map, group_rank, local)
+    return Prepared(layer, traffic, expert_map, None, None, tokens_BH, experts, weights, group_rank)
+
+
+def _experts_at(expert_map: ExpertMap, rank: int, local_slots: np.ndarray) -> np.ndarray:
+    """Logical experts of local slots; -1 stays -1."""
+    return np.where(local_slots >= 0, expert_map.slots[rank][np.maximum(local_slots, 0)], -1)
+
+
+def _rank_layer(
+    cell: Cell, context: RankContext, expert_map: ExpertMap, *, group_rank: int, x_TH: Tensor, exchange
+) -> RankLayer:
+    model, seed = cell.model, cell.workload.seed
+    assert model is not None
+    logits = torch.from_numpy(np.array(rank_logits(cell, rank=group_rank))).to(context.device)
+    shared = None
+    if model.shared_intermediate:
+        shared = _encoded(cell, (SHARED_EXPERT,), device=context.device)
+    return RankLayer(
+        x_TH=x_TH,
+        logits_TE=logits,
+        router_HE=router_weight(model, seed=seed, device=context.device),
+        route=_router(cell, context.device) if cell.scope.kind == "layer" else None,
+        exchange=exchange,
+        experts=_encoded(cell, tuple(int(e) for e in expert_map.slots[group_rank]), device=context.device),
+        shared=shared,
+        adds_shared=shared is not None,
+        weight_on=getattr(cell_router(cell), "weight_on", "output"),
+        backend=backend_of(cell),
+    )
+
+
+def _router(cell: Cell, device: torch.device) -> Callable[[Tensor], Routing]:
+    router = cell_router(cell)
+    route, top_k = ROUTERS[router.kind], cell.model.top_k
+    arguments = router_arguments(router, cell.model.num_experts, device=device)
+    return lambda logits_TE: route(logits_TE, top_k=top_k, **arguments)
+
+
+def _encoded(cell: Cell, experts: tuple[int, ...], *, device: torch.device) -> ExpertWeights:
+    raw = expert_weights(cell.model, experts, seed=cell.workload.seed, device=device)
+    precision = cell.precision
+    return prepare_weights(
+        raw.w13,
+        raw.w2,
+        precision=recipe_of(precision),
+        bias13=raw.bias13,
+        bias2=raw.bias2,
+        activation=Activation(**cell.model.activation.model_dump()),
+        scale_rule=None if precision.scale_rule == "none" else precision.scale_rule,
+        overflow=precision.overflow,
+    )

@@ -1,0 +1,44 @@
+"""What one rank hands back of a cell: plain values that travel between processes."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+PEER_FAILED = "peer_failed"
+"""Flag of a report whose rank only stopped because another did."""
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """One rank's part of a cell. Times are microseconds; ``stages`` are medians by stage, in order.
+
+    ``wire`` counts, for one pass, the bytes this rank sent by link class. A rank that could not run has a
+    ``status`` other than ok and a ``reason``; everything else is then at its default.
+    """
+
+    rank: int
+    status: Literal["ok", "unsupported", "infeasible", "error"] = "ok"
+    reason: str | None = None
+    samples_us: tuple[float, ...] = ()
+    first_call_us: float | None = None
+    prepare_us: float | None = None
+    stages: tuple[tuple[str, float], ...] = ()
+    count_exchange_us: float | None = None
+    staging_us: float | None = None
+    wire: dict[str, int] = field(default_factory=dict)
+    rel_error: float | None = None
+    sqnr_db: float | None = None
+    timer: str = "wall"
+    graph: bool = False
+    math_path: str | None = None
+    flops: int = 0
+    touched_bytes: int = 0
+    activation_bytes: int = 0
+    touched_experts: int = 0
+    weight_bytes: int = 0
+    peak_memory_bytes: int | None = None
+    pairs: int = 0
+    dropped_tokens: int = 0
+    expert_tokens: tuple[tuple[int, int], ...] = ()
+    clock_mhz: float | None = None
+    hardware_name: str | None = None
+    flags: tuple[str, ...] = ()
