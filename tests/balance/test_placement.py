@@ -1,0 +1,88 @@
+"""Placement: every expert somewhere, replicas apart, loads dealt evenly."""
+
+import numpy as np
+import pytest
+
+from tests.workload.factory import make_cell
+from workbench.balance.capacity import require_dropless
+from workbench.balance.placement import ExpertMap, expert_map_of, place, to_slots
+from workbench.spec.dispatch import Balance
+from workbench.spec.errors import Unsupported
+from workbench.workload.traffic import route_all
+
+LOADS = np.array([90.0, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86])
+
+
+@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy"])
+@pytest.mark.parametrize(("experts", "ranks", "redundant"), [(8, 4, 0), (12, 8, 4), (256, 6, 2), (5, 1, 0), (4, 4, 4)])
+def test_every_expert_has_a_slot_and_every_rank_as_many(kind, experts, ranks, redundant):
+    loads = np.arange(experts, 0, -1.0)
+    slots = place(experts, ranks, kind=kind, redundant=redundant, loads=loads).slots
+    assert slots.shape == (ranks, (experts + redundant) // ranks)
+    assert slots.dtype == np.int32
+    assert set(slots.ravel().tolist()) == set(range(experts))
+
+
+def test_plain_kinds_lay_experts_out_as_named():
+    assert place(6, 3, kind="linear").slots.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert place(6, 3, kind="round_robin").slots.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy"])
+def test_replicas_sit_on_other_ranks_than_their_originals(kind):
+    for experts, ranks, redundant in ((16, 8, 8), (12, 8, 4), (14, 4, 2)):
+        loads = np.random.default_rng(0).random(experts)
+        slots = place(experts, ranks, kind=kind, redundant=redundant, loads=loads).slots
+        assert all(np.unique(row).size == row.size for row in slots), (experts, slots)
+
+
+def test_greedy_beats_linear_and_gives_replicas_to_the_hottest():
+    copies = np.bincount(place(12, 8, kind="greedy", redundant=4, loads=LOADS).slots.ravel())
+    assert copies[10] == 2
+    assert copies[7] == 1
+    worst = {}
+    for kind in ("linear", "greedy"):
+        slots = place(12, 4, kind=kind, loads=LOADS).slots
+        worst[kind] = LOADS[slots].sum(axis=1).max()
+    assert worst["greedy"] < worst["linear"]
+    assert worst["greedy"] <= 1.1 * LOADS.sum() / 4
+
+
+def test_bad_requests_name_the_field_and_the_mend():
+    with pytest.raises(ValueError, match=r"256 experts \+ 0 do not divide by 6 ranks.*is 2"):
+        place(256, 6, kind="linear")
+    with pytest.raises(ValueError, match="greedy needs"):
+        place(8, 4, kind="greedy")
+    with pytest.raises(ValueError, match="3 values for 8 experts"):
+        place(8, 4, kind="greedy", loads=np.ones(3))
+    with pytest.raises(Unsupported, match="lp"):
+        place(8, 4, kind="lp")
+
+
+def test_slots_lead_back_to_their_experts_and_replicas_share():
+    expert_map = ExpertMap(np.array([[0, 1], [2, 0], [3, 0]], np.int32))
+    ids = np.array([[[0, 1], [0, 2], [0, -1]], [[0, 3], [3, 0], [2, 0]]], np.int32)
+    slots = to_slots(expert_map, ids)
+    assert slots.dtype == np.int32
+    flat = expert_map.slots.ravel()
+    np.testing.assert_array_equal(np.where(slots >= 0, flat[slots], -1), ids)
+    for source in range(2):
+        assert sorted(slots[source][ids[source] == 0].tolist()) == [0, 3, 5]
+
+
+def test_replicas_share_to_within_one_pair_a_source():
+    cell = make_cell(ranks=8, experts=32, redundant=8, tokens=200, skew={"kind": "zipf", "alpha": 1.0})
+    traffic = route_all(cell)
+    expert_map = expert_map_of(cell, traffic)
+    slots = to_slots(expert_map, traffic.ids)
+    counts = np.bincount(slots.ravel(), minlength=40)
+    flat = expert_map.slots.ravel()
+    for expert in range(32):
+        own = counts[flat == expert]
+        assert own.max() - own.min() <= 8
+
+
+def test_capacity_is_refused_until_it_is_there():
+    require_dropless(make_cell())
+    with pytest.raises(Unsupported, match="capacity"):
+        require_dropless(make_cell().model_copy(update={"balance": Balance(capacity=1.25)}))

@@ -1,0 +1,218 @@
+"""One rank of a real gloo group, started by test_gloo.py: python gloo_ranks.py RANK WORLD FOLDER.
+
+Writes what it saw to FOLDER/RANK.json as {check: "ok" or what went wrong}.
+"""
+
+import json
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.workload.factory import make_cell
+from workbench.balance.placement import expert_map_of, to_slots
+from workbench.comm.execute import DispatchMismatch, combine, dispatch, received_ids, reduce_pairs, verify_arrivals
+from workbench.comm.oracle import expected_buffer
+from workbench.comm.payload import decode_rows, encode_rows, encoded_bytes
+from workbench.comm.plan import byte_counts
+from workbench.comm.rank_plan import prepare_rank
+from workbench.comm.strategies import STRATEGIES, make_plan
+from workbench.comm.topology import topology_of
+from workbench.comm.transport import TorchTransport
+from workbench.spec.dispatch import Dispatch
+from workbench.workload.data import rank_activations
+from workbench.workload.traffic import RoutedTraffic, route_all
+
+SKEWS = ("uniform", {"kind": "zipf", "alpha": 2.0})
+
+
+class Corrupted(TorchTransport):
+    """Changes one byte of the first row that arrives in each exchange."""
+
+    def exchange_rows(self, rows, send_counts=None, recv_counts=None):
+        received = super().exchange_rows(rows, send_counts, recv_counts)
+        if received.shape[0] and self.place is not None:
+            received[0, self.place] += 64  # adding, because a row may come by twice
+        return received
+
+
+def open_transport(cell, rank, world, kind=TorchTransport):
+    group = dist.group.WORLD if world > 1 else None
+    return kind(group, rank=rank, world=world, topology=topology_of(cell), device=torch.device("cpu"))
+
+
+def empty_rank(traffic: RoutedTraffic, slots_owner: int, experts_per_rank: int) -> RoutedTraffic:
+    """Rank 0 sends nothing, and nothing goes to ``slots_owner``."""
+    ids = traffic.ids.copy()
+    ids[0] = -1
+    ids[ids // experts_per_rank == slots_owner] = -1
+    return RoutedTraffic(ids, np.where(ids >= 0, traffic.weights, 0).astype(np.float32))
+
+
+def layer_case(rank, world, *, strategy, dtype, skew, empty):
+    cell = make_cell(ranks=world, tokens=33, experts=16, top_k=4, hidden=384, skew=skew,
+                     dispatch=Dispatch(strategy=strategy, dispatch_dtype=dtype))  # fmt: skip
+    traffic = route_all(cell)
+    if empty:
+        traffic = empty_rank(traffic, world - 1, 16 // world)
+    plan = make_plan(cell, traffic, expert_map_of(cell, traffic))
+    return cell, traffic, plan
+
+
+def check_exact_and_identity(rank, world, **case):
+    cell, traffic, plan = layer_case(rank, world, **case)
+    dtype = case["dtype"]
+    transport = open_transport(cell, rank, world)
+    mine = prepare_rank(plan, rank=rank)
+    x = [rank_activations(cell, rank=peer) for peer in range(world)]
+    encoded = [encode_rows(part, dtype) for part in x]
+    buffer = dispatch(mine, transport, encoded[rank])
+    assert torch.equal(buffer, expected_buffer(plan, rank, encoded)), "buffer differs from the oracle"
+    ids, weights = received_ids(mine, buffer)
+    verify_arrivals(mine, ids, weights)
+    check_counted(transport, plan, rank, buffer.shape[1])
+    values = decode_rows(buffer, 384, dtype)
+    rows = (values.float().unsqueeze(1) * weights.unsqueeze(2)).sum(1)
+    pairs = values[torch.from_numpy(mine.arrivals.rows)]
+    torch.testing.assert_close(reduce_pairs(mine, pairs), rows, rtol=1e-5, atol=1e-5)
+    y = combine(mine, transport, rows, dtype="bf16")
+    again = combine(mine, transport, rows, dtype="bf16")
+    assert torch.equal(y, again), "combine is not deterministic"
+    total = torch.from_numpy(traffic.weights[rank].sum(axis=1))
+    wanted = decode_rows(encoded[rank], 384, dtype).float() * total.unsqueeze(1)
+    error = (y - wanted).norm() / wanted.norm().clamp(min=1e-9)
+    assert error < 4e-3, f"identity combine is off by {error}"
+
+
+def check_counted(transport, plan, rank, row_bytes):
+    masks = plan.topology.link_masks()
+    for link in ("self", "scale_up", "scale_out"):
+        counted = getattr(transport.counters, f"{link}_bytes")
+        planned = sum(int(hop.send_counts[rank][masks[link][rank]].sum()) for hop in plan.hops) * row_bytes
+        assert counted == planned, f"{link}: {counted} bytes in buffers, {planned} planned"
+    total = torch.tensor([transport.counters.scale_out_bytes])
+    if plan.num_ranks > 1:
+        dist.all_reduce(total)
+    assert int(total) == byte_counts(plan, payload_bytes=1, row_bytes=row_bytes).scale_out
+
+
+def check_corruption_is_caught(rank, world):
+    for strategy in ("flat", "node_dedup"):
+        cell, _, plan = layer_case(rank, world, strategy=strategy, dtype="fp8_block", skew="uniform", empty=False)
+        mine = prepare_rank(plan, rank=rank)
+        encoded = [encode_rows(rank_activations(cell, rank=peer), "fp8_block") for peer in range(world)]
+        transport = open_transport(cell, rank, world, Corrupted)
+        for place, in_payload in ((5, True), (384 + 2, True), (encoded_bytes(384, "fp8_block"), False), (-1, False)):
+            transport.place = place
+            buffer = dispatch(mine, transport, encoded[rank])
+            assert not torch.equal(buffer, expected_buffer(plan, rank, encoded)), f"byte {place} went unseen"
+            if not in_payload and strategy == "flat":
+                with pytest.raises(DispatchMismatch):
+                    verify_arrivals(mine, *received_ids(mine, buffer))
+        transport.place = None
+        rows = decode_rows(dispatch(mine, transport, encoded[rank]), 384, "fp8_block").float()
+        y = combine(mine, transport, rows, dtype="bf16")
+        transport.place = 1
+        assert not torch.equal(combine(mine, transport, rows, dtype="bf16"), y), "corrupt combine went unseen"
+
+
+def check_wrong_counts_are_caught(rank, world):
+    cell, _, plan = layer_case(rank, world, strategy="flat", dtype="bf16", skew="uniform", empty=False)
+    mine = prepare_rank(plan, rank=rank)
+    mine.hops[0].recv_counts[0] += 1
+    x_bytes = encode_rows(rank_activations(cell, rank=rank), "bf16")
+    with pytest.raises(DispatchMismatch, match=f"rank {rank}: row counts"):
+        dispatch(mine, open_transport(cell, rank, world), x_bytes)
+
+
+def check_n01(rank, world):
+    cell = make_cell(ranks=world)
+    transport = open_transport(cell, rank, world)
+    some = np.zeros((world, world), int)
+    some[1, 0], some[1, 1] = 3, 2
+    for matrix in (some, np.zeros((world, world), int)):
+        start = time.monotonic()
+        received_counts = transport.exchange_counts(matrix[rank].tolist())
+        assert received_counts == matrix[:, rank].tolist()
+        rows = torch.arange(matrix[rank].sum() * 4, dtype=torch.uint8).reshape(-1, 4) + rank
+        got = transport.exchange_rows(rows, matrix[rank].tolist(), received_counts)
+        sent = torch.arange(matrix[1].sum() * 4, dtype=torch.uint8).reshape(-1, 4) + 1
+        assert torch.equal(got, sent.split(matrix[1].tolist())[rank]), got
+        assert time.monotonic() - start < 10
+
+
+def check_n03(rank, world):
+    transport = open_transport(make_cell(ranks=world), rank, world)
+    eight, even = torch.zeros(8, 4, dtype=torch.uint8), [8 // world] * world
+    refusals = (
+        (eight, [7] + [0] * (world - 1), even, "sum to 7, but there are 8 rows"),
+        (eight, [4, 2, 2, 0, 0], even, f"5 entries for {world} ranks"),
+        (eight, even, [8], f"1 entries for {world} ranks"),
+        (eight[:7], None, None, f"7 rows do not divide over {world} ranks"),
+        (eight, [9, -1] + [0] * (world - 2), even, "negative"),
+        (eight, even, None, "both or neither"),
+    )
+    for rows, send, receive, message in refusals:
+        with pytest.raises(ValueError, match=message):
+            transport.exchange_rows(rows, send, receive)
+    assert transport.counters.self_bytes == 0
+    assert torch.equal(transport.exchange_rows(eight), eight)
+
+
+def check_replicas_and_none(rank, world):
+    cell = make_cell(ranks=world, tokens=12, experts=14, top_k=4, hidden=64, redundant=2)
+    traffic = route_all(cell)
+    expert_map = expert_map_of(cell, traffic)
+    slots = to_slots(expert_map, traffic.ids)
+    x = encode_rows(rank_activations(cell, rank=rank), "bf16")
+    for strategy in ("none", "flat"):
+        plan = STRATEGIES[strategy](slots, traffic.weights, slots_per_rank=16 // world, topology=topology_of(cell))
+        mine = prepare_rank(plan, rank=rank)
+        transport = open_transport(cell, rank, world)
+        buffer = dispatch(mine, transport, x)
+        ids, weights = received_ids(mine, buffer)
+        verify_arrivals(mine, ids, weights)
+        values = decode_rows(buffer, 64, "bf16").float()
+        y = combine(mine, transport, values * weights.sum(1, keepdim=True), dtype="bf16")
+        wanted = decode_rows(x, 64, "bf16").float() * torch.from_numpy(traffic.weights[rank].sum(1, keepdims=True))
+        assert (y - wanted).norm() / wanted.norm() < 4e-3
+
+
+def checks(world):
+    cases = {"n01": check_n01, "n03": check_n03, "counts": check_wrong_counts_are_caught,
+             "corruption": check_corruption_is_caught, "replicas": check_replicas_and_none}  # fmt: skip
+    for strategy in ("flat", "node_dedup"):
+        for dtype in ("bf16", "fp8_block", "nvfp4"):
+            for skew in SKEWS:
+                for empty in (False, True):
+                    name = f"{strategy}-{dtype}-{'uniform' if skew == 'uniform' else 'zipf'}{'-empty' * empty}"
+                    case = {"strategy": strategy, "dtype": dtype, "skew": skew, "empty": empty}
+                    cases[name] = lambda rank, world, case=case: check_exact_and_identity(rank, world, **case)
+    return cases
+
+
+def main(rank: int, world: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=30)
+    )
+    seen = dict.fromkeys(checks(world), "not reached")
+    for name, check in checks(world).items():
+        try:
+            check(rank, world)
+            seen[name] = "ok"
+        except Exception:
+            seen[name] = traceback.format_exc()
+            break  # the other ranks are waiting in another exchange now
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
