@@ -65,6 +65,15 @@ def softmax_or_zero(logits: Tensor) -> Tensor:
     return logits.softmax(-1).nan_to_num_(nan=0.0)
 
 
+def even_sigmoid(logits: Tensor) -> Tensor:
+    """Sigmoid that gives equal logits equal scores wherever they stand.
+
+    torch.sigmoid on a CPU rounds the tail of a buffer differently from its body, which would break ties by position
+    and make a token's result depend on its neighbours; exp does not.
+    """
+    return logits.neg().exp_().add_(1.0).reciprocal_()
+
+
 def finish_weights(scores_TK: Tensor, *, norm_topk: bool, routed_scaling: float) -> Tensor:
     """Weights from the selected unbiased scores: normalised to sum 1 if asked, then scaled. All-zero rows stay 0."""
     if norm_topk:

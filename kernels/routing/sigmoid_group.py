@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.routing.base import Routing, check_groups, check_logits, finish_weights, route_rows
+from kernels.routing.base import Routing, check_groups, check_logits, even_sigmoid, finish_weights, route_rows
 from kernels.routing.select import top_k_in_groups
 
 
@@ -27,7 +27,7 @@ def sigmoid_group(
     check_groups(logits_TE.shape[1], top_k=top_k, num_groups=num_groups, topk_group=topk_group)
 
     def route(logits: Tensor) -> tuple[Tensor, Tensor]:
-        scores = logits.sigmoid()
+        scores = even_sigmoid(logits)
         choice = scores if bias is None else scores + bias
         ids = top_k_in_groups(choice, _two_largest_sum, num_groups=num_groups, topk_group=topk_group, k=top_k)
         return ids, finish_weights(scores.gather(1, ids), norm_topk=norm_topk, routed_scaling=routed_scaling)

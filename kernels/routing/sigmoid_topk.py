@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.routing.base import Routing, check_logits, finish_weights, route_rows
+from kernels.routing.base import Routing, check_logits, even_sigmoid, finish_weights, route_rows
 from kernels.routing.select import top_k_ids
 
 
@@ -19,7 +19,7 @@ def sigmoid_topk(
 
     def route(logits: Tensor) -> tuple[Tensor, Tensor]:
         ids = top_k_ids(logits if bias is None else logits + bias, top_k)
-        scores = logits.gather(1, ids).sigmoid()
+        scores = even_sigmoid(logits.gather(1, ids))
         return ids, finish_weights(scores, norm_topk=norm_topk, routed_scaling=routed_scaling)
 
     return route_rows(logits_TE, route)
