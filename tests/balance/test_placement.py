@@ -6,14 +6,15 @@ import pytest
 from tests.workload.factory import make_cell
 from workbench.balance.capacity import require_dropless
 from workbench.balance.placement import ExpertMap, expert_map_of, place, to_slots
-from workbench.spec.dispatch import Balance
+from workbench.spec.dispatch import Balance, Placement
 from workbench.spec.errors import Unsupported
+from workbench.workload.loads import rank_counts
 from workbench.workload.traffic import route_all
 
 LOADS = np.array([90.0, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86])
 
 
-@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy"])
+@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy", "eplb"])
 @pytest.mark.parametrize(("experts", "ranks", "redundant"), [(8, 4, 0), (12, 8, 4), (256, 6, 2), (5, 1, 0), (4, 4, 4)])
 def test_every_expert_has_a_slot_and_every_rank_as_many(kind, experts, ranks, redundant):
     loads = np.arange(experts, 0, -1.0)
@@ -28,7 +29,7 @@ def test_plain_kinds_lay_experts_out_as_named():
     assert place(6, 3, kind="round_robin").slots.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
-@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy"])
+@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy", "eplb"])
 def test_replicas_sit_on_other_ranks_than_their_originals(kind):
     for experts, ranks, redundant in ((16, 8, 8), (12, 8, 4), (14, 4, 2)):
         loads = np.random.default_rng(0).random(experts)
@@ -46,6 +47,37 @@ def test_greedy_beats_linear_and_gives_replicas_to_the_hottest():
         worst[kind] = LOADS[slots].sum(axis=1).max()
     assert worst["greedy"] < worst["linear"]
     assert worst["greedy"] <= 1.1 * LOADS.sum() / 4
+
+
+def test_n11_eplb_is_judged_by_load_not_by_a_reference_map():
+    loads = np.array([20.0, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27])
+    slots = place(12, 8, kind="eplb", redundant=4, loads=loads, num_nodes=2, num_groups=4).slots
+    share = loads / np.bincount(slots.ravel())
+    per_rank = share[slots].sum(axis=1)
+    assert per_rank.mean() == pytest.approx(144.5)
+    assert per_rank.max() <= 179.5
+    flat_by_hand = 190
+    assert per_rank.max() < flat_by_hand
+
+
+def test_eplb_keeps_a_router_group_on_one_node_where_groups_divide():
+    loads = np.random.default_rng(0).random(64)
+    slots = place(64, 8, kind="eplb", redundant=8, loads=loads, num_nodes=4, num_groups=8).slots
+    groups_of_node = [set((slots[2 * node : 2 * node + 2] // 8).ravel().tolist()) for node in range(4)]
+    assert sorted(g for groups in groups_of_node for g in groups) == list(range(8))
+    odd = place(64, 8, kind="eplb", redundant=8, loads=loads, num_nodes=4, num_groups=2)
+    np.testing.assert_array_equal(odd.slots, place(64, 8, kind="greedy", redundant=8, loads=loads).slots)
+
+
+def test_eplb_evens_out_real_skew():
+    cell = make_cell(ranks=8, experts=64, redundant=8, tokens=500, skew={"kind": "power_law", "alpha": 1.2})
+    traffic, worst = route_all(cell), {}
+    for kind in ("linear", "eplb"):
+        placed = Balance(placement=Placement(kind=kind, redundant_experts=8))
+        expert_map = expert_map_of(cell.model_copy(update={"balance": placed}), traffic)
+        counts = rank_counts(to_slots(expert_map, traffic.ids), num_ranks=8, slots_per_rank=9)
+        worst[kind] = counts.max() / counts.mean()
+    assert worst["eplb"] < 1.1 < worst["linear"]
 
 
 def test_bad_requests_name_the_field_and_the_mend():

@@ -4,15 +4,16 @@ A slot is numbered rank * S + s over the whole group.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from workbench.balance.nodes import ranks_per_node
 from workbench.balance.packing import pack, replicate
 from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import Cell
 from workbench.workload.loads import slot_counts
-from workbench.workload.traffic import RoutedTraffic
+from workbench.workload.traffic import RoutedTraffic, cell_router
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,29 @@ class ExpertMap:
         return self.slots.shape[1]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a placement kind may read; ``loads`` [E] are tokens per expert."""
+
+    num_experts: int
+    num_ranks: int
+    redundant: int
+    loads: np.ndarray | None
+    num_nodes: int
+    num_groups: int
+
+
 def place(
-    num_experts: int, num_ranks: int, *, kind: str, redundant: int = 0, loads: np.ndarray | None = None
+    num_experts: int,
+    num_ranks: int,
+    *,
+    kind: str,
+    redundant: int = 0,
+    loads: np.ndarray | None = None,
+    num_nodes: int = 1,
+    num_groups: int = 1,
 ) -> ExpertMap:
-    """Experts on ranks by ``kind``; ``loads`` [E] tokens per expert, which greedy needs.
+    """Experts on ranks by ``kind``; greedy and eplb need ``loads``, eplb looks at nodes and router groups too.
 
     Raises ValueError when the slots do not divide by the ranks or loads are missing, Unsupported for other kinds.
     """
@@ -45,17 +65,33 @@ def place(
         )
     if kind not in PLACEMENTS:
         raise Unsupported(f"balance.placement: kind {kind} is not there yet; known: {', '.join(PLACEMENTS)}")
+    if loads is None and kind in ("greedy", "eplb"):
+        raise ValueError(f"balance.placement: {kind} needs the tokens per expert (loads)")
     if loads is not None and len(loads) != num_experts:
         raise ValueError(f"loads: {len(loads)} values for {num_experts} experts")
-    slots = PLACEMENTS[kind](num_experts, num_ranks, redundant, loads)
-    return ExpertMap(np.ascontiguousarray(slots, dtype=np.int32))
+    request = Request(
+        num_experts=num_experts,
+        num_ranks=num_ranks,
+        redundant=redundant,
+        loads=None if loads is None else np.asarray(loads, float),
+        num_nodes=num_nodes,
+        num_groups=num_groups,
+    )
+    return ExpertMap(np.ascontiguousarray(PLACEMENTS[kind](request), dtype=np.int32))
 
 
 def expert_map_of(cell: Cell, traffic: RoutedTraffic) -> ExpertMap:
     """The cell's placement. Kinds that read loads get those of ``traffic`` itself: the best case, no forecast error."""
-    loads = slot_counts(traffic.ids, cell.model.num_experts)
-    kind, redundant = cell.balance.placement.kind, cell.balance.placement.redundant_experts
-    return place(cell.model.num_experts, cell.ep, kind=kind, redundant=redundant, loads=loads)
+    placement = cell.balance.placement
+    return place(
+        cell.model.num_experts,
+        cell.ep,
+        kind=placement.kind,
+        redundant=placement.redundant_experts,
+        loads=slot_counts(traffic.ids, cell.model.num_experts),
+        num_nodes=-(-cell.ep // ranks_per_node(cell)),
+        num_groups=getattr(cell_router(cell), "num_groups", 1),
+    )
 
 
 def to_slots(expert_map: ExpertMap, ids: np.ndarray) -> np.ndarray:
@@ -96,32 +132,51 @@ def _turns(keys: np.ndarray) -> np.ndarray:
     return turns
 
 
-def _spread(num_experts: int, num_ranks: int, redundant: int) -> np.ndarray:
-    """Experts of the slots in reading order: all once, then replicas shifted away from their originals' ranks."""
-    shift = (num_experts + num_ranks // 2) % num_ranks
-    return np.concatenate([np.arange(num_experts), (np.arange(redundant) + shift) % num_experts])
+def _linear(request: Request) -> np.ndarray:
+    replicas = np.arange(request.redundant) % request.num_experts
+    return np.concatenate([np.arange(request.num_experts), replicas]).reshape(request.num_ranks, -1)
 
 
-def _linear(num_experts: int, num_ranks: int, redundant: int, loads: np.ndarray | None) -> np.ndarray:
-    replicas = np.arange(redundant) % num_experts
-    return np.concatenate([np.arange(num_experts), replicas]).reshape(num_ranks, -1)
+def _round_robin(request: Request) -> np.ndarray:
+    """Replicas are shifted by half the ranks away from their originals."""
+    experts, ranks = request.num_experts, request.num_ranks
+    replicas = (np.arange(request.redundant) + (experts + ranks // 2) % ranks) % experts
+    return np.concatenate([np.arange(experts), replicas]).reshape(-1, ranks).T
 
 
-def _round_robin(num_experts: int, num_ranks: int, redundant: int, loads: np.ndarray | None) -> np.ndarray:
-    return _spread(num_experts, num_ranks, redundant).reshape(-1, num_ranks).T
-
-
-def _greedy(num_experts: int, num_ranks: int, redundant: int, loads: np.ndarray | None) -> np.ndarray:
+def _greedy(request: Request) -> np.ndarray:
     """Replicas to the most loaded experts, then the heaviest slot to the least loaded rank with room."""
-    if loads is None:
-        raise ValueError("balance.placement: greedy needs the tokens per expert (loads)")
-    experts, share = replicate(np.asarray(loads, float), num_experts + redundant)
-    rank_of = pack(share, num_ranks, labels=experts)
-    return experts[np.argsort(rank_of, kind="stable")].reshape(num_ranks, -1)
+    experts, share = replicate(request.loads, request.num_experts + request.redundant)
+    rank_of = pack(share, request.num_ranks, labels=experts)
+    return experts[np.argsort(rank_of, kind="stable")].reshape(request.num_ranks, -1)
 
 
-PLACEMENTS: dict[str, Callable[[int, int, int, np.ndarray | None], np.ndarray]] = {
+def _eplb(request: Request) -> np.ndarray:
+    """DeepSeek's expert-parallel load balancer: router groups to nodes, then replicas and packing inside each node.
+
+    Falls back to all ranks as one node when groups or ranks do not divide by the nodes, or when one node has no
+    group to itself.
+    """
+    nodes, groups, experts = request.num_nodes, request.num_groups, request.num_experts
+    if nodes == 1 or groups % nodes or request.num_ranks % nodes or experts % groups:
+        return _greedy(request)
+    node_of_group = pack(request.loads.reshape(groups, -1).sum(axis=1), nodes)
+    node_of_expert = np.repeat(node_of_group, experts // groups)
+    ranks = request.num_ranks // nodes
+    parts = []
+    for node in range(nodes):
+        members = np.flatnonzero(node_of_expert == node)
+        inside = replace(
+            request, num_experts=members.size, num_ranks=ranks, redundant=request.redundant // nodes,
+            loads=request.loads[members],
+        )  # fmt: skip
+        parts.append(members[_greedy(inside)])
+    return np.concatenate(parts)
+
+
+PLACEMENTS: dict[str, Callable[[Request], np.ndarray]] = {
     "linear": _linear,
     "round_robin": _round_robin,
     "greedy": _greedy,
+    "eplb": _eplb,
 }

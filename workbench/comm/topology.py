@@ -5,10 +5,10 @@ from typing import Literal
 
 import numpy as np
 
+from workbench.balance.nodes import ranks_per_node
 from workbench.spec.scenario import Cell
 
 Link = Literal["self", "scale_up", "scale_out"]
-_LARGEST_BOX = 16  # a scale-up domain above this is a rack: it joins the boxes of a cluster
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,5 @@ class Topology:
 
 
 def topology_of(cell: Cell) -> Topology:
-    """Topology of the cell's EP group: tensor-parallel peers sit together, so a node holds GPUs / tp ranks.
-
-    Rack-scale domains (NVL72) span the boxes of ``cluster.nodes``.
-    """
-    gpus, domain = cell.cluster.gpus_per_node, cell.cluster.hardware.scale_up.domain
-    if gpus < domain and domain > _LARGEST_BOX and cell.cluster.device != "cpu":
-        gpus = domain
-    return Topology(cell.ep, min(cell.ep, max(1, gpus // cell.parallel.tp)))
+    """Topology of the cell's EP group."""
+    return Topology(cell.ep, ranks_per_node(cell))

@@ -1,9 +1,12 @@
-"""One rank of a real gloo group, started by test_gloo.py: python gloo_ranks.py RANK WORLD FOLDER.
+"""Ranks of a real process group: python -m tests.comm.exchange_ranks FOLDER BACKEND WORLD [WORLD ...]
 
-Writes what it saw to FOLDER/RANK.json as {check: "ok" or what went wrong}.
+One process imports torch and forks the ranks of each WORLD. Each rank writes what it saw to FOLDER/WORLD-RANK.json as
+{check: "ok" or what went wrong}. BACKEND is gloo, nccl (a GPU a rank), or gloo-cuda (CUDA tensors staged through the
+host).
 """
 
 import json
+import multiprocessing
 import sys
 import time
 import traceback
@@ -29,6 +32,7 @@ from workbench.spec.dispatch import Dispatch
 from workbench.workload.data import rank_activations
 from workbench.workload.traffic import RoutedTraffic, route_all
 
+DEVICE = [torch.device("cpu")]
 SKEWS = ("uniform", {"kind": "zipf", "alpha": 2.0})
 
 
@@ -44,7 +48,7 @@ class Corrupted(TorchTransport):
 
 def open_transport(cell, rank, world, kind=TorchTransport):
     group = dist.group.WORLD if world > 1 else None
-    return kind(group, rank=rank, world=world, topology=topology_of(cell), device=torch.device("cpu"))
+    return kind(group, rank=rank, world=world, topology=topology_of(cell), device=DEVICE[0])
 
 
 def empty_rank(traffic: RoutedTraffic, slots_owner: int, experts_per_rank: int) -> RoutedTraffic:
@@ -69,24 +73,24 @@ def check_exact_and_identity(rank, world, **case):
     cell, traffic, plan = layer_case(rank, world, **case)
     dtype = case["dtype"]
     transport = open_transport(cell, rank, world)
-    mine = prepare_rank(plan, rank=rank)
+    mine = prepare_rank(plan, rank=rank, device=DEVICE[0])
     x = [rank_activations(cell, rank=peer) for peer in range(world)]
     encoded = [encode_rows(part, dtype) for part in x]
-    buffer = dispatch(mine, transport, encoded[rank])
-    assert torch.equal(buffer, expected_buffer(plan, rank, encoded)), "buffer differs from the oracle"
+    buffer = dispatch(mine, transport, encoded[rank].to(DEVICE[0]))
+    assert torch.equal(buffer.cpu(), expected_buffer(plan, rank, encoded)), "buffer differs from the oracle"
     ids, weights = received_ids(mine, buffer)
     verify_arrivals(mine, ids, weights)
     check_counted(transport, plan, rank, buffer.shape[1])
     values = decode_rows(buffer, 384, dtype)
     rows = (values.float().unsqueeze(1) * weights.unsqueeze(2)).sum(1)
-    pairs = values[torch.from_numpy(mine.arrivals.rows)]
+    pairs = values[torch.from_numpy(mine.arrivals.rows).to(values.device)]
     torch.testing.assert_close(reduce_pairs(mine, pairs), rows, rtol=1e-5, atol=1e-5)
     y = combine(mine, transport, rows, dtype="bf16")
     again = combine(mine, transport, rows, dtype="bf16")
     assert torch.equal(y, again), "combine is not deterministic"
     total = torch.from_numpy(traffic.weights[rank].sum(axis=1))
     wanted = decode_rows(encoded[rank], 384, dtype).float() * total.unsqueeze(1)
-    error = (y - wanted).norm() / wanted.norm().clamp(min=1e-9)
+    error = (y.cpu() - wanted).norm() / wanted.norm().clamp(min=1e-9)
     assert error < 4e-3, f"identity combine is off by {error}"
 
 
@@ -96,7 +100,7 @@ def check_counted(transport, plan, rank, row_bytes):
         counted = getattr(transport.counters, f"{link}_bytes")
         planned = sum(int(hop.send_counts[rank][masks[link][rank]].sum()) for hop in plan.hops) * row_bytes
         assert counted == planned, f"{link}: {counted} bytes in buffers, {planned} planned"
-    total = torch.tensor([transport.counters.scale_out_bytes])
+    total = torch.tensor([transport.counters.scale_out_bytes], device=DEVICE[0])
     if plan.num_ranks > 1:
         dist.all_reduce(total)
     assert int(total) == byte_counts(plan, payload_bytes=1, row_bytes=row_bytes).scale_out
@@ -105,18 +109,18 @@ def check_counted(transport, plan, rank, row_bytes):
 def check_corruption_is_caught(rank, world):
     for strategy in ("flat", "node_dedup"):
         cell, _, plan = layer_case(rank, world, strategy=strategy, dtype="fp8_block", skew="uniform", empty=False)
-        mine = prepare_rank(plan, rank=rank)
+        mine = prepare_rank(plan, rank=rank, device=DEVICE[0])
         encoded = [encode_rows(rank_activations(cell, rank=peer), "fp8_block") for peer in range(world)]
         transport = open_transport(cell, rank, world, Corrupted)
         for place, in_payload in ((5, True), (384 + 2, True), (encoded_bytes(384, "fp8_block"), False), (-1, False)):
             transport.place = place
-            buffer = dispatch(mine, transport, encoded[rank])
-            assert not torch.equal(buffer, expected_buffer(plan, rank, encoded)), f"byte {place} went unseen"
+            buffer = dispatch(mine, transport, encoded[rank].to(DEVICE[0]))
+            assert not torch.equal(buffer.cpu(), expected_buffer(plan, rank, encoded)), f"byte {place} went unseen"
             if not in_payload and strategy == "flat":
                 with pytest.raises(DispatchMismatch):
                     verify_arrivals(mine, *received_ids(mine, buffer))
         transport.place = None
-        rows = decode_rows(dispatch(mine, transport, encoded[rank]), 384, "fp8_block").float()
+        rows = decode_rows(dispatch(mine, transport, encoded[rank].to(DEVICE[0])), 384, "fp8_block").float()
         y = combine(mine, transport, rows, dtype="bf16")
         transport.place = 1
         assert not torch.equal(combine(mine, transport, rows, dtype="bf16"), y), "corrupt combine went unseen"
@@ -124,9 +128,9 @@ def check_corruption_is_caught(rank, world):
 
 def check_wrong_counts_are_caught(rank, world):
     cell, _, plan = layer_case(rank, world, strategy="flat", dtype="bf16", skew="uniform", empty=False)
-    mine = prepare_rank(plan, rank=rank)
+    mine = prepare_rank(plan, rank=rank, device=DEVICE[0])
     mine.hops[0].recv_counts[0] += 1
-    x_bytes = encode_rows(rank_activations(cell, rank=rank), "bf16")
+    x_bytes = encode_rows(rank_activations(cell, rank=rank).to(DEVICE[0]), "bf16")
     with pytest.raises(DispatchMismatch, match=f"rank {rank}: row counts"):
         dispatch(mine, open_transport(cell, rank, world), x_bytes)
 
@@ -140,16 +144,16 @@ def check_n01(rank, world):
         start = time.monotonic()
         received_counts = transport.exchange_counts(matrix[rank].tolist())
         assert received_counts == matrix[:, rank].tolist()
-        rows = torch.arange(matrix[rank].sum() * 4, dtype=torch.uint8).reshape(-1, 4) + rank
+        rows = torch.arange(matrix[rank].sum() * 4, dtype=torch.uint8, device=DEVICE[0]).reshape(-1, 4) + rank
         got = transport.exchange_rows(rows, matrix[rank].tolist(), received_counts)
         sent = torch.arange(matrix[1].sum() * 4, dtype=torch.uint8).reshape(-1, 4) + 1
-        assert torch.equal(got, sent.split(matrix[1].tolist())[rank]), got
+        assert torch.equal(got.cpu(), sent.split(matrix[1].tolist())[rank]), got
         assert time.monotonic() - start < 10
 
 
 def check_n03(rank, world):
     transport = open_transport(make_cell(ranks=world), rank, world)
-    eight, even = torch.zeros(8, 4, dtype=torch.uint8), [8 // world] * world
+    eight, even = torch.zeros(8, 4, dtype=torch.uint8, device=DEVICE[0]), [8 // world] * world
     refusals = (
         (eight, [7] + [0] * (world - 1), even, "sum to 7, but there are 8 rows"),
         (eight, [4, 2, 2, 0, 0], even, f"5 entries for {world} ranks"),
@@ -170,17 +174,19 @@ def check_replicas_and_none(rank, world):
     traffic = route_all(cell)
     expert_map = expert_map_of(cell, traffic)
     slots = to_slots(expert_map, traffic.ids)
-    x = encode_rows(rank_activations(cell, rank=rank), "bf16")
+    x = encode_rows(rank_activations(cell, rank=rank).to(DEVICE[0]), "bf16")
     for strategy in ("none", "flat"):
         plan = STRATEGIES[strategy](slots, traffic.weights, slots_per_rank=16 // world, topology=topology_of(cell))
-        mine = prepare_rank(plan, rank=rank)
+        mine = prepare_rank(plan, rank=rank, device=DEVICE[0])
         transport = open_transport(cell, rank, world)
         buffer = dispatch(mine, transport, x)
         ids, weights = received_ids(mine, buffer)
         verify_arrivals(mine, ids, weights)
         values = decode_rows(buffer, 64, "bf16").float()
         y = combine(mine, transport, values * weights.sum(1, keepdim=True), dtype="bf16")
-        wanted = decode_rows(x, 64, "bf16").float() * torch.from_numpy(traffic.weights[rank].sum(1, keepdims=True))
+        wanted = decode_rows(x, 64, "bf16").float() * torch.from_numpy(traffic.weights[rank].sum(1, keepdims=True)).to(
+            x.device
+        )
         assert (y - wanted).norm() / wanted.norm() < 4e-3
 
 
@@ -197,11 +203,15 @@ def checks(world):
     return cases
 
 
-def main(rank: int, world: int, folder: Path) -> None:
+def run_rank(rank: int, world: int, folder: Path, backend: str) -> None:
     torch.set_num_threads(1)
+    if backend != "gloo":
+        DEVICE[0] = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(DEVICE[0])
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=30)
-    )
+        backend.split("-")[0], init_method=f"file://{folder}/rendezvous-{world}", rank=rank, world_size=world,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
     seen = dict.fromkeys(checks(world), "not reached")
     for name, check in checks(world).items():
         try:
@@ -210,9 +220,19 @@ def main(rank: int, world: int, folder: Path) -> None:
         except Exception:
             seen[name] = traceback.format_exc()
             break  # the other ranks are waiting in another exchange now
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    (folder / f"{world}-{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
 
 
+def main(folder: Path, backend: str, worlds: list[int]) -> None:
+    fork = multiprocessing.get_context("fork")
+    for world in worlds:
+        ranks = [fork.Process(target=run_rank, args=(rank, world, folder, backend)) for rank in range(world)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], [int(world) for world in sys.argv[3:]])
