@@ -148,3 +148,10 @@ def test_a_rack_is_one_scale_up_domain():
     assert rack.scale_out_bytes == 0
     assert boxes.scale_out_bytes > 0
     assert rack.dispatch_us < boxes.dispatch_us
+
+
+def test_messages_of_an_incast_queue_at_the_receiver():
+    links, rows = link_rates(cluster_of()), np.zeros((512, 512))
+    rows[1:, 0] = 1e-3
+    cost = price_hop(load(rows, np.arange(512) // 8), links, row_bytes=1)
+    assert cost.total_us == pytest.approx(links.out_latency_us + 511 * MESSAGE_US)

@@ -1,6 +1,7 @@
 """Whole simulated cells: physical bounds, what skew and strategies do, and how cells that cannot be priced end."""
 
 from dataclasses import asdict
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -83,6 +84,29 @@ def test_shared_expert_hides_behind_the_exchange():
     stages = price_layer(make_cell(ep=32, dispatch=FP8), group_traffic(make_cell(ep=32, dispatch=FP8))).spans
     shared_us = sum(span.duration_us_R[0] for span in stages if span.stage == "shared_expert")
     assert hidden.latency_us == pytest.approx(serial.latency_us - shared_us)
+
+
+def test_exchanges_wait_for_the_slowest_rank():
+    cell = make_cell(ep=16, tokens=1024, skew={"kind": "hot_rank", "factor": 4.0, "rank": 3})
+    cost = price_layer(cell, group_traffic(cell))
+    assert cost.slowest == 3
+    ends = {span.stage: span.start_us_R + span.duration_us_R for span in cost.spans}
+    (combine,) = [span for span in cost.spans if span.stage == "combine"]
+    assert ends["unpermute"].argmax() == 3
+    assert (combine.start_us_R == ends["unpermute"][3]).all()
+    assert ends["unpermute"][0] < combine.start_us_R[0], "rank 0 waits"
+    assert cost.busy_us_R[0] < cost.latency_us
+
+
+def test_no_rank_does_two_things_at_once_and_the_side_stays_inside_the_exchanges():
+    cell = make_cell(ep=32, dispatch=FP8 | {"strategy": "node_dedup", "shared_expert_overlap": True}, tokens=512)
+    spans = price_layer(cell, group_traffic(cell)).spans
+    for rank in (0, 7, 31):
+        line = [(s.start_us_R[rank], s.duration_us_R[rank]) for s in spans if s.stream != "side"]
+        assert all(start + took <= then + 1e-6 for (start, took), (then, _) in pairwise(line))
+        first, second = [s.start_us_R[rank] for s in spans if s.stream == "side"]
+        assert first == next(s.start_us_R[rank] for s in spans if s.stage == "count_exchange")
+        assert second == next(s.start_us_R[rank] for s in spans if s.stage == "combine")
 
 
 def test_a_shared_expert_that_does_not_fit_behind_stays_exposed():

@@ -88,12 +88,12 @@ class _Clock:
             self.spans.append(Span(stage.name, "main", self.now_us_R, duration, stage.bytes_R, stage.flops_R))
             self.now_us_R = self.now_us_R + duration
 
-    def barrier(self) -> float:
-        self.now_us_R = np.full_like(self.now_us_R, self.now_us_R.max())
-        return float(self.now_us_R[0])
+    @property
+    def latest_us(self) -> float:
+        return float(self.now_us_R.max())
 
     def exchange(self, stage: str, *, own_us_R: np.ndarray, total_us: float, bytes_R: np.ndarray) -> None:
-        self.barrier()
+        self.now_us_R = np.full_like(self.now_us_R, self.latest_us)
         self.spans.append(Span(stage, "network", self.now_us_R, own_us_R, bytes_R, np.zeros_like(own_us_R)))
         self.now_us_R = self.now_us_R + total_us
 
@@ -110,13 +110,13 @@ def price_layer(cell: Cell, traffic: GroupTraffic) -> LayerCost:
     overlap = cell.dispatch.shared_expert_overlap
     clock = _Clock(traffic.num_ranks, rates)
     clock.local(stages.before if overlap else stages.before + stages.shared)
-    started = [clock.barrier()]
+    started = [clock.latest_us]
     counts_us = count_exchange_us(traffic.hops, links, node_R=traffic.node_R)
     _exchange(clock, "count_exchange", counts_us)
     _pass_legs(clock, "dispatch", dispatch)
     clock.local(stages.experts)
     slowest = int(np.argmax(clock.now_us_R))
-    started.append(clock.barrier())
+    started.append(clock.latest_us)
     _pass_legs(clock, "combine", combine)
     clock.local(stages.after)
     tp_us = _tp_reduce_us(cell, links)
@@ -198,7 +198,7 @@ def _summary(
     math_us = float(sum(stage.math_us_R()[slowest] for stage in stages.all))
     busy_R = sum(span.duration_us_R for span in clock.spans if span.stream != "side")
     return LayerCost(
-        latency_us=float(clock.now_us_R.max()),
+        latency_us=clock.latest_us,
         slowest=slowest,
         busy_us_R=np.asarray(busy_R),
         parts_us=parts,
