@@ -13,7 +13,8 @@ from kernels.formats import Quantised
 SCALE_GROUP = 128
 
 
-@triton.jit
+# The number of rows changes from call to call and must not compile a kernel each time.
+@triton.jit(do_not_specialize=["num_rows"])
 def quantise_block_kernel(
     x_ptr, code_ptr, scale_ptr, num_rows, num_columns, stride_x, block_rows: tl.constexpr, by_hand: tl.constexpr
 ):
@@ -45,7 +46,7 @@ def quantise_block_kernel(
     tl.store(scale_ptr + rows * tl.num_programs(1) + group, scale, mask=rows < num_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def activation_kernel(
     h_ptr,
     out_ptr,

@@ -17,7 +17,8 @@ from kernels.triton_rows import interpreted, storable
 TABLE_ENTRIES = 64
 
 
-@triton.jit
+# Counts that change from call to call must not each compile a kernel of their own.
+@triton.jit(do_not_specialize=["num_rows", "num_entries"])
 def block_table_kernel(
     offsets_ptr,
     experts_ptr,
@@ -51,7 +52,7 @@ def block_table_kernel(
     tl.store(starts_ptr + entry, start, mask=entry < num_entries)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_blocks", "num_experts"])
 def grouped_gemm_kernel(
     a_ptr,
     a_scale_ptr,
@@ -171,49 +172,65 @@ def triton_grouped_gemm(
 
     Empty experts cost nothing, and rows past the last offset come back as zeros.
     """
-    num_experts, n_size, k_size = weights.shape
-    scaled = isinstance(rows, Quantised)
+    num_experts, n_size, _ = weights.shape
     a, w = _operands(rows, weights)
     num_rows = a.shape[0]
     out = torch.empty(num_rows, n_size, dtype=storable(torch.bfloat16), device=a.device)
     if num_rows and n_size:
         tile = tile or choose_tile(weights.format, num_rows=num_rows, num_experts=num_experts)
-        experts, starts = block_table(offsets, num_rows=num_rows, block=tile.block_m)
-        num_blocks = experts.shape[0]
-        grouped_gemm_kernel[(num_blocks * triton.cdiv(n_size, tile.block_n),)](
-            a,
-            rows.scale.contiguous() if scaled else None,
-            w,
-            weights.scale.contiguous() if scaled else None,
-            None if bias_EN is None else bias_EN.contiguous(),
-            out,
-            offsets,
-            experts,
-            starts,
-            num_rows,
-            num_blocks,
-            n_size,
-            num_experts,
-            a.stride(0),
-            w.stride(0),
-            w.stride(1),
-            out.stride(0),
-            k_size=k_size,
-            block_m=tile.block_m,
-            block_n=tile.block_n,
-            block_k=tile.block_k,
-            group_m=tile.group_m,
-            scaled=scaled,
-            has_bias=bias_EN is not None,
-            widen=interpreted(),
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
-        )
+        scales = (rows.scale.contiguous(), weights.scale.contiguous()) if isinstance(rows, Quantised) else (None, None)
+        with torch.cuda.device_of(a):
+            table = block_table(offsets, num_rows=num_rows, block=tile.block_m)
+            _launch(a, w, scales, bias_EN, out, offsets, table, tile)
     return out.to(torch.bfloat16)
 
 
+def _launch(
+    a: Tensor,
+    w: Tensor,
+    scales: tuple[Tensor | None, Tensor | None],
+    bias_EN: Tensor | None,
+    out: Tensor,
+    offsets: Tensor,
+    table: tuple[Tensor, Tensor],
+    tile: Tile,
+) -> None:
+    num_experts, n_size, k_size = w.shape
+    num_blocks = table[0].shape[0]
+    grouped_gemm_kernel[(num_blocks * triton.cdiv(n_size, tile.block_n),)](
+        a,
+        scales[0],
+        w,
+        scales[1],
+        None if bias_EN is None else bias_EN.contiguous(),
+        out,
+        offsets,
+        *table,
+        a.shape[0],
+        num_blocks,
+        n_size,
+        num_experts,
+        a.stride(0),
+        w.stride(0),
+        w.stride(1),
+        out.stride(0),
+        k_size=k_size,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        block_k=tile.block_k,
+        group_m=tile.group_m,
+        scaled=scales[0] is not None,
+        has_bias=bias_EN is not None,
+        widen=interpreted(),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
 def _operands(rows: Tensor | Quantised, weights: Quantised) -> tuple[Tensor, Tensor]:
-    """Both tensors as the kernel loads them, the reduced dimension contiguous."""
-    if not isinstance(rows, Quantised):
-        return rows.to(torch.bfloat16).contiguous(), weights.data.contiguous()
-    return tuple(q.data.view(torch.float8_e4m3fn).contiguous() for q in (rows, weights))
+    """Both tensors as the kernel loads them: K contiguous in the rows, the weights wholly so."""
+    if isinstance(rows, Quantised):
+        a, w = (q.data.view(torch.float8_e4m3fn) for q in (rows, weights))
+    else:
+        a, w = rows.to(torch.bfloat16), weights.data
+    return a if a.stride(1) == 1 else a.contiguous(), w.contiguous()

@@ -17,7 +17,9 @@ FIRST, LAST = 0, -1
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("which", [FIRST, LAST])
 def test_bf16_compiles_everywhere(capability, which):
-    built = compile_grouped_gemm("bf16", capability=capability, k_size=2880, tile=TILES["bf16"][which][1], has_bias=True)
+    built = compile_grouped_gemm(
+        "bf16", capability=capability, k_size=2880, tile=TILES["bf16"][which][1], has_bias=True
+    )
     found = multiply_instructions(built.ptx)
     if capability == 80 or which == FIRST:
         assert all("mma.sync" in name and "bf16" in name for name in found)

@@ -1,4 +1,4 @@
-"""Triton kernels against their torch twins, in triton's interpreter: a process of its own, as it replaces the compiler."""
+"""Triton kernels against their torch twins in triton's interpreter, in a process of its own, as it is set early."""
 
 import json
 import os
@@ -17,7 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def results():
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("interpreted_cases.py"))],
         env=environment,
@@ -43,7 +48,7 @@ def test_block_table_in_one_launch_equals_its_twin(results):
 
 
 def test_c05_offsets_beyond_32_bits(results):
-    assert results["far_offsets"] <= FORMATS["bf16"].tolerance
+    assert max(results["far_offsets"]) <= FORMATS["bf16"].tolerance
 
 
 def test_quantiser_gives_the_codes_of_its_twin(results):
