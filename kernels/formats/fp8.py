@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.formats.base import Format, Quantised, check_request, decode_parts, encode_parts
 from kernels.formats.elements import E4M3, E5M2, from_e4m3, from_e5m2, from_e8m0, to_e4m3, to_e5m2
-from kernels.formats.scales import finite_amax, from_blocks, power_of_two_scale, to_blocks
+from kernels.formats.scales import finite_amax, from_blocks, power_of_two_scale, to_blocks, true_divide
 
 BLOCK = 128
 SCALE_RULES = ("none", "ceil")
@@ -44,7 +44,10 @@ def encode_fp8(
         if not num_rows and granularity == "tensor":
             blocks = part.new_zeros(*part.shape[:-2], 1, 1, 1, num_columns)
         amax = finite_amax(blocks, (-3, -1))
-        scale = from_e8m0(power_of_two_scale(amax, limits, "ceil")) if scale_rule == "ceil" else amax / limits.largest
+        if scale_rule == "ceil":
+            scale = from_e8m0(power_of_two_scale(amax, limits, "ceil"))
+        else:
+            scale = true_divide(amax, limits.largest)
         codes = cast(blocks.float() / scale, overflow)
         return from_blocks(codes, num_rows, num_columns).contiguous(), _squeeze(scale, granularity)
 

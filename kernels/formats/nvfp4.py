@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kernels.formats.base import Format, Quantised, check_request, decode_parts, encode_parts, refuse_nan_overflow
 from kernels.formats.elements import E2M1, E4M3, from_e4m3, pack_nibbles, to_e2m1, to_e4m3, unpack_e2m1
-from kernels.formats.scales import AMAX_FLOOR, to_blocks
+from kernels.formats.scales import AMAX_FLOOR, to_blocks, true_divide
 
 BLOCK = 16
 LEAST_SCALE = 2.0**-9
@@ -33,9 +33,9 @@ def encode_nvfp4(
     def encode(part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         blocks = to_blocks(part, 1, BLOCK).squeeze(-3)
         amax = blocks.abs().amax(-1).float().clamp(max=torch.finfo(torch.float32).max)
-        global_scale = E4M3.largest * E2M1.largest / _matrix_amax(amax)
-        wanted = (amax / E2M1.largest * global_scale[..., None, None]).clamp(min=LEAST_SCALE)
-        scale = to_e4m3(wanted)
+        global_scale = true_divide(E4M3.largest * E2M1.largest, _matrix_amax(amax))
+        wanted = true_divide(amax, E2M1.largest) * global_scale[..., None, None]
+        scale = to_e4m3(wanted.clamp(min=LEAST_SCALE))
         step = from_e4m3(scale) / global_scale[..., None, None]
         scaled = (blocks.float() / step.unsqueeze(-1)).flatten(-2)[..., :columns]
         return pack_nibbles(to_e2m1(scaled)), scale, global_scale

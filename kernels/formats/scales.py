@@ -18,6 +18,19 @@ def finite_amax(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return magnitude.amax(dims, keepdim=True).float().clamp_(min=AMAX_FLOOR)
 
 
+def true_divide(numerator: Tensor | float, denominator: Tensor | float) -> Tensor:
+    """float32 quotient rounded once, on every device; one side may be a number.
+
+    With a number, torch multiplies by a rounded reciprocal instead (on CUDA, or when it is the numerator), which
+    would let a scale differ by device in its last place.
+    """
+    if not isinstance(numerator, Tensor):
+        numerator = denominator.new_full((), numerator)
+    if not isinstance(denominator, Tensor):
+        denominator = numerator.new_full((), denominator)
+    return numerator / denominator
+
+
 def power_of_two_scale(amax: Tensor, element: Element, rule: str) -> Tensor:
     """E8M0 scale bytes of the float32 ``amax`` of blocks of ``element``; the result has the shape of ``amax``.
 
