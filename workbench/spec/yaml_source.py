@@ -23,7 +23,7 @@ _NULL = {"", "~", "null", "Null", "NULL"}
 _BOOLEAN = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _OLD_BOOLEAN = {"no", "off", "on", "yes"}
 _INDENT_TAB = re.compile(r"^ *(\t)[ \t]*[^ \t#\r\n]")
-_MOST_NODES = 500_000
+_MOST_NODES = 200_000
 _LARGEST_EXPONENT = 30
 _TEXT_TAG, _LIST_TAG, _MAP_TAG = (f"tag:yaml.org,2002:{name}" for name in ("str", "seq", "map"))
 
