@@ -27,7 +27,7 @@ def measured(latency_us=900.0, **fields):
     base = base_record_fields(CELL) | {
         "status": "ok", "engine": "measure", "latency_us": latency_us, "latency_p95_us": latency_us + 50,
         "dispatch_us": 40.0, "combine_us": 60.0, "compute_us": 760.0, "tflops": 100.0, "rel_error": 0.003,
-        "num_samples": 30, "flags": "few_samples", "staging_us": 5.0,
+        "num_samples": 30, "flags": "few_samples,ranks=0", "staging_us": 5.0,
     }  # fmt: skip
     tables = {"stages": rows, "samples": [sample], "links": [], "loads": [], "memory": []}
     return Outcome(record=Record(**(base | fields)), tables=tables)
@@ -44,13 +44,26 @@ def test_exchanges_are_priced_and_the_rest_is_measured():
     assert record.rel_error == 0.003
     assert record.wire_bytes == priced.wire_bytes
     assert record.tflops == pytest.approx(100.0 * 900 / record.latency_us)
-    assert record.comm_fraction == pytest.approx((network_us + 5) / record.latency_us)
+    assert record.comm_fraction == pytest.approx(network_us / record.latency_us)
+    assert record.tokens_per_s == pytest.approx(16 * 128 / record.latency_us * 1e6)
     assert record.error_band_pct is None
+
+
+def test_a_rank_measured_alone_pays_for_the_wire_too():
+    cell = make_cell(
+        ep=16, engine="hybrid", parallel={"ep": 16, "ranks": [0]}, dispatch={"dispatch_dtype": "fp8_block"}
+    )
+    alone = merge_hybrid(cell, measured(dispatch_us=0.0, combine_us=0.0, quantise_us=8.0)).record
+    both = merge_hybrid(cell, measured(quantise_us=8.0)).record
+    wire_us = alone.latency_us - 100 - both.latency_us
+    assert alone.quantise_us == pytest.approx(8 + wire_us)
+    assert wire_us > 3, "one kernel at least"
+    assert both.quantise_us == 8
 
 
 def test_flags_name_the_ranks_and_an_unmeasured_straggler():
     flags = merge_hybrid(CELL, measured()).record.flags.split(",")
-    assert flags[:3] == ["few_samples", "network_priced", "measured_ranks=0"]
+    assert flags[:3] == ["few_samples", "ranks=0", "network_priced"]
     hot = make_cell(
         ep=16, engine="hybrid", parallel={"ep": 16, "ranks": [0]}, skew={"kind": "hot_rank", "factor": 4, "rank": 5}
     )

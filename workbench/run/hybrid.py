@@ -5,7 +5,7 @@ from typing import Any
 
 from workbench.run.describe import failed, infeasible, unsupported
 from workbench.run.simulated import price_steps
-from workbench.run.simulated_layer import byte_fields, load_fields
+from workbench.run.simulated_layer import SECONDS_PER_HOUR, byte_fields, load_fields
 from workbench.run.simulated_tables import link_rows, load_rows
 from workbench.simulate.layer import LayerCost
 from workbench.simulate.support import exchange_unsupported_reason
@@ -20,15 +20,16 @@ SHIFTED = (
     "latency_us", "latency_p50_us", "latency_p95_us", "latency_p99_us", "latency_ci_low_us", "latency_ci_high_us",
     "rank_min_us", "rank_max_us",
 )  # fmt: skip
-PER_TIME = ("tokens_per_s", "tokens_per_s_per_gpu", "tflops", "hbm_gb_per_s", "roofline_fraction")
+PER_TIME = ("tflops", "hbm_gb_per_s", "roofline_fraction")
 
 
 def merge_hybrid(cell: Cell, measured: Outcome) -> Outcome:
     """The measured times with their exchanges replaced by priced ones; samples shift by the same amount.
 
-    The compute is that of the slowest measured rank. ``flags`` names the measured ranks, and says when the priced
-    layer's slowest rank is not among them, for then a loaded rank would take longer than this record. A measured
-    outcome that is not ``ok`` keeps its status and reason.
+    Ranks that were measured alone exchanged nothing and encoded nothing for the wire, so that is priced too. The
+    compute is that of the slowest measured rank; ``flags`` says when the priced layer's slowest rank is not among
+    them, for then a loaded rank would take longer than this record. A measured outcome that is not ``ok`` keeps its
+    status and reason.
     """
     record = measured.record
     if record.status != "ok":
@@ -49,10 +50,13 @@ def merge_hybrid(cell: Cell, measured: Outcome) -> Outcome:
 def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
     record, scale = measured.record, cell.workload.layers / len(layers)
     first = group_traffic(cell)
-    priced = {part: scale * sum(cost.parts_us[part] for cost in layers) for part in EXCHANGES}
+    priced = {part: scale * sum(cost.parts_us[part] for cost in layers) for part in (*EXCHANGES, "wire")}
     exchanged = sum(getattr(record, f"{part}_us") or 0.0 for part in EXCHANGES[:3])
+    if exchanged:
+        priced["wire"] = 0.0
     shift = sum(priced.values()) - exchanged
     fields = _times(record, priced=priced, shift=shift) | load_fields(first, scale=cell.workload.layers)
+    fields |= _throughput(cell, latency_us=fields["latency_us"])
     fields |= byte_fields(cell, layers, first=first, scale=scale)
     fields["flags"] = _flags(cell, record, layers)
     tables = dict(measured.tables) | {"links": link_rows(cell, layers[0]), "loads": load_rows(cell, first)}
@@ -63,30 +67,38 @@ def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
 
 def _times(record: Record, *, priced: dict[str, float], shift: float) -> dict[str, Any]:
     assert record.latency_us is not None
-    latency_us, network_us = record.latency_us + shift, sum(priced.values())
+    latency_us, exchange_us = record.latency_us + shift, sum(priced[part] for part in EXCHANGES)
     shifted = {name: value + shift for name in SHIFTED if (value := getattr(record, name)) is not None}
     slowed = record.latency_us / latency_us
     rates = {name: value * slowed for name in PER_TIME if (value := getattr(record, name)) is not None}
-    usd = record.usd_per_million_tokens
     return shifted | rates | {
         "engine": "hybrid",
         "method": METHOD,
         "dispatch_us": priced["dispatch"],
         "combine_us": priced["combine"] + priced["tp_reduce"],
         "count_exchange_us": priced["count_exchange"],
-        "comm_fraction": (network_us + (record.staging_us or 0.0)) / latency_us,
-        "bound_by": "network" if network_us > latency_us - network_us else record.bound_by,
-        "usd_per_million_tokens": usd / slowed if usd is not None else None,
+        "quantise_us": (record.quantise_us or 0.0) + priced["wire"],
+        "staging_us": None,
+        "comm_fraction": exchange_us / latency_us,
+        "bound_by": "network" if exchange_us > latency_us - exchange_us else record.bound_by,
         "algbw_gb_per_s": None,
         "busbw_gb_per_s": None,
     }  # fmt: skip
 
 
+def _throughput(cell: Cell, *, latency_us: float) -> dict[str, Any]:
+    per_gpu = cell.workload.tokens_per_rank / latency_us * 1e6 / cell.parallel.tp
+    usd = cell.cluster.usd_per_gpu_hour
+    return {
+        "tokens_per_s": per_gpu * cell.ep * cell.parallel.tp,
+        "tokens_per_s_per_gpu": per_gpu,
+        "usd_per_million_tokens": usd / SECONDS_PER_HOUR / per_gpu * 1e6 if usd and per_gpu else None,
+    }
+
+
 def _flags(cell: Cell, record: Record, layers: list[LayerCost]) -> str:
-    ranks = cell.measured_ranks
-    shown = "all" if len(ranks) == cell.ep else "+".join(map(str, ranks))
-    flags = [record.flags, "network_priced", f"measured_ranks={shown}"]
-    if any(cost.slowest not in ranks for cost in layers):
+    flags = [record.flags, "network_priced"]
+    if any(cost.slowest not in cell.measured_ranks for cost in layers):
         flags.append("slowest_rank_not_measured")
     return ",".join(flag for flag in flags if flag)
 
@@ -103,7 +115,7 @@ def _relaid(rows: list[dict[str, Any]], priced: dict[str, float], *, cell_id: st
         names = [row["stage"] for row in own]
         head = names.index("permute") if "permute" in names else 0
         tail = len(names) - names[::-1].index("unpermute") if "unpermute" in names else len(names)
-        sequence = own[:head] + _priced_rows(cell_id, rank, priced, EXCHANGES[:2])
+        sequence = own[:head] + _priced_rows(cell_id, rank, priced, ("wire", *EXCHANGES[:2]))
         sequence += own[head:tail] + _priced_rows(cell_id, rank, priced, EXCHANGES[2:]) + own[tail:]
         start = 0.0
         for row in sequence:
@@ -115,7 +127,8 @@ def _relaid(rows: list[dict[str, Any]], priced: dict[str, float], *, cell_id: st
 def _priced_rows(cell_id: str, rank: int, priced: dict[str, float], names: tuple[str, ...]) -> list[dict[str, Any]]:
     return [
         {
-            "cell_id": cell_id, "rank": rank, "stream": "network", "stage": name, "start_us": 0.0,
+            "cell_id": cell_id, "rank": rank, "stream": "network", "stage": "quantise" if name == "wire" else name,
+            "start_us": 0.0,
             "duration_us": priced[name], "bytes": None, "flops": None,
         }
         for name in names

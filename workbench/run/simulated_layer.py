@@ -49,7 +49,9 @@ def layer_outcome(
 
 
 def time_fields(cell: Cell, layers: list[LayerCost], *, scale: float) -> dict[str, Any]:
-    """Times of the slowest rank. compute + quantise + staging + exchanges exceed the latency by what overlap hides.
+    """Times of the slowest rank. compute + quantise + exchanges exceed the latency by what overlap hides.
+
+    As in a measured record, dispatch and combine hold the copies beside them, and quantise the encoding for the wire.
 
     ``rank_min_us`` and ``rank_max_us`` are busy times: what a rank waits for others is not in them.
     """
@@ -58,7 +60,7 @@ def time_fields(cell: Cell, layers: list[LayerCost], *, scale: float) -> dict[st
         return scale * sum(cost.parts_us[name] for cost in layers)
 
     latency_us = scale * sum(cost.latency_us for cost in layers)
-    network_us = scale * sum(cost.network_us for cost in layers) + part("staging")
+    exchange_us = scale * sum(cost.exchange_us for cost in layers)
     hidden_us = scale * sum(cost.hidden_us for cost in layers)
     busy_us_R = scale * np.sum([cost.busy_us_R for cost in layers], axis=0)
     return {
@@ -66,12 +68,11 @@ def time_fields(cell: Cell, layers: list[LayerCost], *, scale: float) -> dict[st
         "rank_min_us": float(busy_us_R.min()),
         "rank_max_us": float(busy_us_R.max()),
         "compute_us": part("compute"),
-        "quantise_us": part("quantise"),
-        "staging_us": part("staging"),
+        "quantise_us": part("quantise") + part("wire"),
         "dispatch_us": part("dispatch"),
         "combine_us": part("combine") + part("tp_reduce"),
         "count_exchange_us": part("count_exchange"),
-        "comm_fraction": max(0.0, network_us - hidden_us) / latency_us if latency_us else None,
+        "comm_fraction": max(0.0, exchange_us - hidden_us) / latency_us if latency_us else None,
     }
 
 

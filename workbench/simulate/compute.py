@@ -61,13 +61,18 @@ def rates_of(hardware: Hardware, precision: Precision) -> Rates:
 
 @dataclass(frozen=True)
 class Stage:
-    """Work of one named stage on each rank: bytes_R and flops_R of float64 [R], in ``kernels`` launches."""
+    """Work of one named stage on each rank: bytes_R and flops_R of float64 [R], in ``kernels`` launches.
+
+    ``part`` is the record's column that its time belongs to: ``compute``, ``quantise``, ``wire`` (encoding for the
+    wire), ``dispatch`` or ``combine`` (copies beside an exchange).
+    """
 
     name: str
     bytes_R: np.ndarray
     flops_R: np.ndarray
     kernels: int
     flops_per_us: float
+    part: str = "compute"
 
     def memory_us_R(self, rates: Rates) -> np.ndarray:
         return self.bytes_R / rates.bytes_per_us
@@ -100,9 +105,11 @@ def gemm_stage(
     )
 
 
-def copy_stage(name: str, *, rows_R: np.ndarray, row_bytes: float, rates: Rates, kernels: int = 1) -> Stage:
+def copy_stage(
+    name: str, *, rows_R: np.ndarray, row_bytes: float, rates: Rates, kernels: int = 1, part: str = "compute"
+) -> Stage:
     """A stage that only moves memory: ``row_bytes`` read and written for each row."""
-    return Stage(name, rows_R * row_bytes, np.zeros_like(rows_R), kernels, rates.wide_flops_per_us)
+    return Stage(name, rows_R * row_bytes, np.zeros_like(rows_R), kernels, rates.wide_flops_per_us, part)
 
 
 def expert_flops(tokens: float, *, top_k: int, hidden: int, intermediate: int, shared_intermediate: int = 0) -> float:

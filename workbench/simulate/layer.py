@@ -53,14 +53,16 @@ class Leg:
 class LayerCost:
     """A priced layer. Times in microseconds; ``slowest`` is the rank with the longest expert stages.
 
-    ``parts_us`` sums the slowest rank's time by ``compute``, ``quantise``, ``staging``, and the exchanges by
-    ``dispatch``, ``combine``, ``count_exchange``, ``tp_reduce``; ``hidden_us`` is what overlap takes off the sum.
+    ``parts_us`` sums the slowest rank's time by ``compute``, ``quantise``, ``wire`` (encoding for it), ``dispatch``
+    and ``combine`` (both with their local copies), ``count_exchange``, ``tp_reduce``; ``network_us`` is the links' part
+    of it and ``hidden_us`` what overlap takes off the sum.
     """
 
     latency_us: float
     slowest: int
     busy_us_R: np.ndarray
     parts_us: dict[str, float]
+    network_us: float
     hidden_us: float
     bound_by: str
     ideal_us: float
@@ -70,7 +72,7 @@ class LayerCost:
     legs: tuple[Leg, ...]
 
     @property
-    def network_us(self) -> float:
+    def exchange_us(self) -> float:
         return sum(self.parts_us[part] for part in ("dispatch", "combine", "count_exchange", "tp_reduce"))
 
 
@@ -189,10 +191,9 @@ def _summary(
     legs: tuple[Leg, ...],
 ) -> LayerCost:  # fmt: skip
     rates = clock.rates
-    parts = {"compute": 0.0, "quantise": 0.0, "staging": 0.0} | totals
+    parts = {"compute": 0.0, "quantise": 0.0, "wire": 0.0} | totals
     for stage in stages.all:
-        part = stage.name if stage.name in ("quantise", "staging") else "compute"
-        parts[part] += float(stage.duration_us_R(rates)[slowest])
+        parts[stage.part] += float(stage.duration_us_R(rates)[slowest])
     network_us = sum(totals.values())
     moved = float(sum(stage.bytes_R[slowest] for stage in stages.all))
     math_us = float(sum(stage.math_us_R()[slowest] for stage in stages.all))
@@ -202,6 +203,7 @@ def _summary(
         slowest=slowest,
         busy_us_R=np.asarray(busy_R),
         parts_us=parts,
+        network_us=network_us,
         hidden_us=hidden_us,
         bound_by=bound_by(stages.all, rates, rank=slowest, network_us=network_us),
         ideal_us=max(moved / rates.bytes_per_us, math_us),

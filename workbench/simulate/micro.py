@@ -26,6 +26,8 @@ def all_to_all_leg(cell: Cell, scope: AllToAllScope) -> Leg:
         )
     if cell.workload.skew.kind not in EVEN_SKEWS:
         raise Unsupported(f"workload.skew {cell.workload.skew.kind}: a bare all_to_all is simulated even, not skewed")
+    if scope.bytes_per_rank < cell.ep:
+        raise Unsupported(f"scope.bytes_per_rank: {scope.bytes_per_rank} bytes give {cell.ep} ranks less than one each")
     bytes_RR = np.full((cell.ep, cell.ep), scope.bytes_per_rank / cell.ep)
     node_R = np.asarray(topology_of(cell).node_of)
     load = hop_load("all_to_all", bytes_RR, np.ones_like(bytes_RR), node_R=node_R)

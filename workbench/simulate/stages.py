@@ -2,7 +2,8 @@
 
 T tokens a rank, P (token, expert) pairs a rank computes, B rows of its buffer after dispatch, H hidden,
 I intermediate (cut by tp). Stage names are those of a measured layer; one name may cover several kernels, and
-``quantise`` comes up wherever values are encoded.
+``quantise`` comes up wherever values are encoded. Copies beside an exchange (send buffers gathered, returned rows
+added up) are stages named ``dispatch`` and ``combine``.
 
 Idealised: no kernel is fused with its neighbour, each reads its inputs and writes its outputs once. Permute counts,
 sorts and gathers (three launches); the gate is a GEMM and a selection.
@@ -44,16 +45,18 @@ def layer_stages(cell: Cell, traffic: GroupTraffic) -> LayerStages:
     rates = rates_of(cell.cluster.hardware, cell.precision)
     tokens_R = np.full(traffic.num_ranks, float(cell.workload.tokens_per_rank))
     before: list[Stage] = []
+    experts = _expert_stages(cell, traffic, rates=rates)
+    after: list[Stage] = []
     if cell.scope.kind != "layer_no_router":
         before.append(gate_stage(model, tokens_R, rates=rates))
     if traffic.hops:
-        before += _to_wire(cell.dispatch.dispatch_dtype, model.hidden, rows_R=tokens_R, rates=rates)
-        before.append(_pack_stage(cell, traffic, rates=rates))
-    after = (_reduce_stage(cell, traffic, tokens_R=tokens_R, rates=rates),) if traffic.hops else ()
+        before += _before_dispatch(cell, traffic, tokens_R=tokens_R, rates=rates)
+        experts += _before_combine(cell, traffic, rates=rates)
+        after += _after_combine(cell, traffic, tokens_R=tokens_R, rates=rates)
     return LayerStages(
         tuple(before),
-        _expert_stages(cell, traffic, rates=rates),
-        after,
+        tuple(experts),
+        tuple(after),
         shared_stages(model, cell.precision, tokens_R=tokens_R, tp=cell.parallel.tp, rates=rates),
     )
 
@@ -65,27 +68,39 @@ def gate_stage(model: Model, tokens_R: np.ndarray, *, rates: Rates) -> Stage:
     return Stage("gate", moved_R, 2.0 * tokens_R * model.hidden * model.num_experts, 2, rates.wide_flops_per_us)
 
 
-def quantise_stage(number: NumberFormat, columns: int, *, rows_R: np.ndarray, rates: Rates) -> Stage:
+def quantise_stage(
+    number: NumberFormat, columns: int, *, rows_R: np.ndarray, rates: Rates, name: str = "quantise",
+    part: str = "quantise",
+) -> Stage:  # fmt: skip
     """bf16 rows read, encoded rows with their scales written; a tensor-wide scale needs a pass before (amax)."""
     two_pass = number.granularity in ("tensor", "nvfp4")
     moved = WIDE_BYTES * columns * (2 if two_pass else 1) + row_bytes(number, columns)
-    return copy_stage("quantise", rows_R=rows_R, row_bytes=moved, rates=rates, kernels=2 if two_pass else 1)
+    return copy_stage(name, rows_R=rows_R, row_bytes=moved, rates=rates, kernels=2 if two_pass else 1, part=part)
 
 
-def _to_wire(dtype: str, hidden: int, *, rows_R: np.ndarray, rates: Rates) -> list[Stage]:
-    if dtype not in WIRE_FORMATS:
+def _before_dispatch(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> list[Stage]:
+    """Tokens encoded for the wire, then gathered into each hop's send buffer: read and written once a hop."""
+    assert cell.model is not None
+    stages, number = [], WIRE_FORMATS.get(cell.dispatch.dispatch_dtype)
+    if number is not None:
+        stages.append(quantise_stage(number, cell.model.hidden, rows_R=tokens_R, rates=rates, part="wire"))
+    sent_R, moved = sum(hop.sent_R for hop in traffic.hops), 2 * dispatch_row_bytes(cell)
+    kernels = len(traffic.hops)
+    pack = copy_stage("dispatch", rows_R=sent_R, row_bytes=moved, rates=rates, kernels=kernels, part="dispatch")
+    return [*stages, pack]
+
+
+def _before_combine(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:
+    """Sums encoded for the way back, where that is narrower than bf16."""
+    assert cell.model is not None
+    number = WIRE_FORMATS.get(cell.dispatch.combine_dtype)
+    if number is None:
         return []
-    return [quantise_stage(WIRE_FORMATS[dtype], hidden, rows_R=rows_R, rates=rates)]
+    rows_R, hidden = traffic.buffer_rows_R, cell.model.hidden
+    return [quantise_stage(number, hidden, rows_R=rows_R, rates=rates, name="combine", part="combine")]
 
 
-def _pack_stage(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> Stage:
-    """Rows gathered into each hop's send buffer: read and written once a hop."""
-    one_row = dispatch_row_bytes(cell)
-    sent_R = sum(hop.sent_R for hop in traffic.hops)
-    return copy_stage("staging", rows_R=sent_R, row_bytes=2 * one_row, rates=rates, kernels=len(traffic.hops))
-
-
-def _reduce_stage(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> Stage:
+def _after_combine(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> list[Stage]:
     """Returned rows read and added into the rows they came from, written in bf16, hop by hop."""
     assert cell.model is not None
     one_row = combine_row_bytes(cell)
@@ -93,11 +108,15 @@ def _reduce_stage(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, ra
     for hop in traffic.hops:
         moved_R = moved_R + hop.sent_R * one_row + held_R * WIDE_BYTES * cell.model.hidden
         held_R = hop.received_R
-    return copy_stage("staging", rows_R=moved_R, row_bytes=1, rates=rates, kernels=len(traffic.hops))
+    kernels = len(traffic.hops)
+    return [copy_stage("combine", rows_R=moved_R, row_bytes=1, rates=rates, kernels=kernels, part="combine")]
 
 
-def _expert_stages(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[Stage, ...]:
-    """permute, [quantise], gemm1, activation, [quantise], gemm2, unpermute, [quantise for the wire]."""
+def _expert_stages(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:
+    """permute, [quantise], gemm1, activation, [quantise], gemm2, unpermute.
+
+    Permute decodes what came over the wire, unless the GEMM takes that very format.
+    """
     model, number = cell.model, cell.precision.activations
     assert model is not None
     hidden, wide_row, pairs_R = model.hidden, WIDE_BYTES * model.hidden, traffic.pairs_R
@@ -111,10 +130,7 @@ def _expert_stages(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[
         stages.append(quantise_stage(number, hidden, rows_R=pairs_R, rates=rates))
     stages += _mlp_stages(cell, model, traffic, rates=rates)
     moved_R = (pairs_R + traffic.buffer_rows_R) * wide_row
-    stages.append(copy_stage("unpermute", rows_R=moved_R, row_bytes=1, rates=rates))
-    if traffic.hops:
-        stages += _to_wire(cell.dispatch.combine_dtype, hidden, rows_R=traffic.buffer_rows_R, rates=rates)
-    return tuple(stages)
+    return [*stages, copy_stage("unpermute", rows_R=moved_R, row_bytes=1, rates=rates)]
 
 
 def _mlp_stages(cell: Cell, model: Model, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:
@@ -153,8 +169,9 @@ def mlp_stages(
     )  # fmt: skip
     stages = [first, middle, second]
     if is_encoded(number):
-        encode = quantise_stage(number, intermediate, rows_R=rows_R, rates=rates)
-        stages.insert(2, Stage(names[2], encode.bytes_R, encode.flops_R, encode.kernels, encode.flops_per_us))
+        part = "quantise" if names[2] == "quantise" else "compute"
+        encode = quantise_stage(number, intermediate, rows_R=rows_R, rates=rates, name=names[2], part=part)
+        stages.insert(2, encode)
     return stages
 
 
@@ -176,6 +193,9 @@ def shared_stages(
         rates=rates,
     )
     if is_encoded(precision.activations):
-        encode = quantise_stage(precision.activations, model.hidden, rows_R=tokens_R, rates=rates)
-        stages.insert(0, Stage("shared_expert", encode.bytes_R, encode.flops_R, encode.kernels, encode.flops_per_us))
+        number = precision.activations
+        encode = quantise_stage(
+            number, model.hidden, rows_R=tokens_R, rates=rates, name="shared_expert", part="compute"
+        )
+        stages.insert(0, encode)
     return tuple(stages)
