@@ -58,16 +58,7 @@ def _warnings(machine: dict[str, Any]) -> list[str]:
         found.append(f"CUDA_VISIBLE_DEVICES={visible!r} and torch sees no GPU: unset it, or list GPUs that exist")
     if _foreign_kernels():
         found.append("another package named kernels is imported instead of this project's folder")
-    slow = [gpu["index"] for gpu in machine["gpus"] if _is_capped(gpu)]
-    if slow:
-        indices = ", ".join(str(index) for index in slow)
-        found.append(f"GPU {indices}: the power cap is below the card's own; figures will not match others'")
     return found
-
-
-def _is_capped(gpu: dict[str, Any]) -> bool:
-    limit, default = gpu.get("power_limit_w"), gpu.get("default_power_limit_w")
-    return limit is not None and default is not None and limit < default
 
 
 def _foreign_kernels() -> bool:

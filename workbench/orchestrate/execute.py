@@ -182,6 +182,8 @@ class _Driver:
                 yield from simulate_here(simulated)
                 yield from ((cell, failed(cell, str(error))) for cell in measured)
                 return
+            where = "this machine" if session.is_local else session.address
+            progress.note(f"Ray is up on {where}")
             yield from self._on_ray(session, simulated, measured, progress)
 
     @contextmanager
@@ -194,7 +196,6 @@ class _Driver:
 
     def _on_ray(self, session: Session, simulated: list[Cell], measured: list[Cell], progress: RunProgress) -> Finished:
         if not measured:
-            progress.restart_clock()
             yield from simulate_in_tasks(session, simulated, should_stop=self._stop)
             return
         from workbench.orchestrate.placement import shape_of
@@ -204,7 +205,6 @@ class _Driver:
         ranks = Ranks(session, should_stop=self._stop, note=progress.note, allowance_s=self._allowance_s)
         try:
             ranks.begin(shape_of(ordered[0]))
-            progress.restart_clock()
             if len(simulated) < FEW:
                 yield from simulate_here(simulated)
             else:

@@ -41,7 +41,6 @@ class Layout:
     strategy: str
     bundles: tuple[dict[str, float], ...]
     bundle_of: tuple[int, ...]
-    is_virtual: bool
 
 
 class Infeasible(Exception):
@@ -66,9 +65,9 @@ def lay_out(shape: GangShape, nodes: Sequence[Node], *, slot: str) -> Layout:
     if spread and amounts[shape.num_nodes - 1] >= shape.ranks_per_node:
         bundle_of = tuple(rank // shape.ranks_per_node for rank in range(shape.world))
         sizes = [bundle_of.count(index) for index in range(shape.num_nodes)]
-        return Layout("STRICT_SPREAD", tuple({resource: float(size)} for size in sizes), bundle_of, False)
+        return Layout("STRICT_SPREAD", tuple({resource: float(size)} for size in sizes), bundle_of)
     if amounts and amounts[0] >= shape.world:
-        return Layout("STRICT_PACK", ({resource: float(shape.world)},), (0,) * shape.world, shape.num_nodes > 1)
+        return Layout("STRICT_PACK", ({resource: float(shape.world)},), (0,) * shape.world)
     raise Infeasible(f"{asked(shape, resource)}; {existing(nodes, resource)}{gpu_hint(shape, os.environ)}")
 
 

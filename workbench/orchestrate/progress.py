@@ -92,10 +92,6 @@ class RunProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def restart_clock(self) -> None:
-        """What went before (starting Ray, say) is not time of the next cell."""
-        self._last = time.monotonic()
-
     def cell(self, cell: Cell, outcome: Outcome) -> None:
         """One cell is finished and kept."""
         now = time.monotonic()
@@ -123,8 +119,9 @@ class RunProgress:
         self._show(label, record, eta_s)
 
     def note(self, text: str) -> None:
-        """Something a reader of the run wants to know that is no cell."""
+        """Something a reader of the run wants to know that is no cell; the time up to it is not the next cell's."""
         self._emit({"event": "note", "text": text})
+        self._last = time.monotonic()
         if self._console is not None:
             self._console.print(f"  {text.splitlines()[0]}", markup=False, soft_wrap=True)
 

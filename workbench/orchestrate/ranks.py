@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 ALLOWANCE_S = {"cpu": 120.0, "cuda": 300.0}
 MAX_LOSSES = 3
+VIRTUAL = "virtual_nodes"
 
 
 def cell_limit_s(cell: Cell, *, allowance_s: float | None = None) -> float:
@@ -155,7 +156,7 @@ def measure_cells(ranks: Ranks, cells: Sequence[Cell]) -> Iterator[tuple[Cell, O
         outcome = answers if isinstance(answers, Outcome) else _merge(cell, answers)
         if outcome.record.status == "error":
             ranks.renew()
-        yield cell, _with_virtual_flag(outcome, ranks.gang)
+        yield cell, _with_placement(cell, outcome, ranks.gang)
 
 
 def _merge(cell: Cell, reports: list[Any]) -> Outcome:
@@ -169,11 +170,13 @@ def _merge(cell: Cell, reports: list[Any]) -> Outcome:
         return failed(cell, f"{type(error).__name__}: {error}")
 
 
-def _with_virtual_flag(outcome: Outcome, gang: Gang | None) -> Outcome:
-    """Say in the record when the nodes of a measured cell were all one host."""
-    if gang is None or not gang.layout.is_virtual or outcome.record.status != "ok":
+def _with_placement(cell: Cell, outcome: Outcome, gang: Gang | None) -> Outcome:
+    """The flag ``virtual_nodes`` by what was so: ranks of several nodes that shared a host."""
+    if gang is None or not gang.facts or outcome.record.status != "ok":
         return outcome
-    flags = [flag for flag in (outcome.record.flags or "").split(",") if flag]
-    if "virtual_nodes" in flags:
-        return outcome
-    return replace(outcome, record=replace(outcome.record, flags=",".join([*flags, "virtual_nodes"])))
+    num_nodes = len({rank // cell.cluster.gpus_per_node for rank in cell.measured_ranks})
+    num_hosts = len({fact.host for fact in gang.facts})
+    flags = [flag for flag in (outcome.record.flags or "").split(",") if flag not in ("", VIRTUAL)]
+    if num_hosts < num_nodes:
+        flags.append(VIRTUAL)
+    return replace(outcome, record=replace(outcome.record, flags=",".join(flags) or None))
