@@ -12,7 +12,7 @@ from workbench.report.conditions import condition_groups, group_title
 from workbench.report.figures import FIGURES
 from workbench.report.html_style import SCRIPT, STYLE
 from workbench.report.labels import cell_labels
-from workbench.report.summary import summarise
+from workbench.report.summary import Finding, summarise
 from workbench.report.units import bytes_text, interval_text, number_text, percent_text
 from workbench.store.files import write_atomically
 from workbench.store.reader import read_tables, unreadable_files
@@ -37,14 +37,12 @@ def report_html(run: RunFolder) -> str:
     """The whole document; plotly.js is in it once, nothing is fetched."""
     tables = {name: result.frame for name, result in read_tables(run).items()}
     cells, info, manifest = tables["cells"], run_info(run), run.manifest()
-    damaged = [f"Unreadable, passed over: {name}" for name in unreadable_files(run)]
-    sentences = [*summarise(cells, tables["samples"]), *damaged]
+    damaged = tuple(f"{name}: unreadable, passed over" for name in unreadable_files(run))
+    findings = summarise(cells, tables["samples"]) + ([Finding("Damaged files", damaged)] if damaged else [])
     parts = [
         f"<h1>{escape(info.name)}</h1>",
         f"<p class='sub'>run {escape(info.run_id)}, {escape(info.status)}, {escape(str(info.created_at))}</p>",
-        "<section class='answer'><h2>In short</h2><ul>",
-        *(f"<li>{escape(sentence)}</li>" for sentence in sentences),
-        "</ul></section>",
+        f"<section class='answer'><h2>In short</h2>{''.join(map(_finding, findings))}</section>",
         *(_figure_section(name, cells, tables) for name in FIGURES),
         "<h2>Every cell</h2>",
         *(_cells_table(group) for _, group in condition_groups(cells)),
@@ -57,6 +55,11 @@ def report_html(run: RunFolder) -> str:
         f"<!doctype html><html lang='en'><head>{head}<script>{get_plotlyjs()}</script></head>"
         f"<body><main>{body}</main><script>{SCRIPT}</script></body></html>"
     )
+
+
+def _finding(finding: Finding) -> str:
+    lines = "".join(f"<li>{escape(sentence)}</li>" for sentence in finding.sentences)
+    return f"<h3>{escape(finding.head)}</h3><ul>{lines}</ul>"
 
 
 def _figure_section(name: str, cells: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:

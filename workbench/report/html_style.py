@@ -7,7 +7,8 @@ main { max-width: 1080px; margin: 0 auto; padding: 24px; }
 h1 { margin: 0; font-size: 26px; } h2 { margin: 36px 0 4px; font-size: 19px; }
 .sub { margin: 0 0 8px; opacity: .7; }
 .answer { background: var(--soft); border-left: 4px solid #0072B2; padding: 2px 20px 10px; margin-top: 20px; }
-.answer h2 { margin-top: 12px; } .answer li { margin: 4px 0; }
+.answer h2 { margin-top: 12px; } h3 { margin: 12px 0 0; font-size: 15px; }
+.answer ul { margin: 2px 0; } .answer li { margin: 4px 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 13px; } td, th { padding: 4px 10px; text-align: left;
   border-bottom: 1px solid var(--line); vertical-align: top; }

@@ -10,13 +10,14 @@ WORDS = {"tokens_per_rank": "{} tokens", "num_gpus": "{} GPUs", "nodes": "{} nod
 
 
 def cell_labels(cells: pd.DataFrame, *, without: tuple[str, ...] = ()) -> list[str]:
-    """One label a row, made of the columns that vary (but not those in ``without``)."""
+    """One label a row, made of the columns that vary (but not those in ``without``); the model's name if none does."""
     names = [name for name in varying_columns(cells) if name not in ("group", "method", *without)]
     labels = []
     for row in cells[names].astype(object).to_dict("records"):
         words = [WORDS.get(name, "{}").format(row[name]) for name in names if not pd.isna(row[name])]
         labels.append(" · ".join(words))
-    return [label or str(row) for label, row in zip(labels, cells["precision"].fillna("all"), strict=True)]
+    alone = cells["model"].fillna(cells["scope"]).fillna("all settings")
+    return [label or str(name) for label, name in zip(labels, alone, strict=True)]
 
 
 def silent_columns(cells: pd.DataFrame, values: pd.DataFrame) -> tuple[str, ...]:

@@ -1,0 +1,102 @@
+"""Commands that show a run: report writes one HTML file, dashboard serves the app on this machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.output import console
+from workbench.cli.results import RESULTS, ResultsOption, RunArgument
+
+ADDRESS = "127.0.0.1"
+RESULTS_VARIABLE = "MOE_WORKBENCH_RESULTS"
+EXTRA = "pip install 'moe-workbench[dashboard]'"
+
+
+def report(
+    run: RunArgument = "latest",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="HTML file; in the run's folder if left out.")]
+    = None,
+    results: ResultsOption = RESULTS,
+) -> None:  # fmt: skip
+    """Write the report of a run: one HTML file that opens offline."""
+    _need("plotly")
+    from workbench.report.html import write_report
+    from workbench.store.run_folder import open_run
+
+    folder = open_run(results, run)
+    target = output or folder.path / "report.html"
+    write_report(folder, target)
+    console().print(f"report: {target}", markup=False, soft_wrap=True)
+
+
+def dashboard(
+    results: ResultsOption = RESULTS,
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on the loopback address.")] = 8501,
+) -> None:
+    """Serve the dashboard on this machine's loopback address until Ctrl-C."""
+    _need("streamlit")
+    _need("plotly")
+    app = _app_file()
+    _check_port(port)
+    environment = os.environ | {
+        RESULTS_VARIABLE: str(results.resolve()),
+        "PYTHONPATH": os.pathsep.join([str(app.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    console().print(f"dashboard: http://{ADDRESS}:{port} (Ctrl-C ends it)", markup=False)
+    sys.stdout.flush()
+    raise typer.Exit(_serve(_command(app, port), environment))
+
+
+def _command(app: Path, port: int) -> list[str]:
+    options = {
+        "server.address": ADDRESS,
+        "server.port": port,
+        "server.headless": "true",
+        "server.fileWatcherType": "none",
+        "client.toolbarMode": "minimal",
+        "browser.gatherUsageStats": "false",
+    }
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "streamlit", "run", str(app), *flags]
+
+
+def _serve(command: list[str], environment: dict[str, str]) -> int:
+    """Run the server as a child that ends with this process."""
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        status = child.wait()
+    except KeyboardInterrupt:
+        child.terminate()
+        child.wait()
+        return 0
+    return 0 if status == -signal.SIGTERM else status
+
+
+def _app_file() -> Path:
+    spec = find_spec("dashboard")
+    app = Path(spec.origin).with_name("app.py") if spec and spec.origin else None
+    if app is None or not app.is_file():
+        raise ValueError("dashboard: the dashboard folder is not installed; install the project again")
+    return app
+
+
+def _need(module: str) -> None:
+    if find_spec(module) is None:
+        raise ValueError(f"{module} is not installed; get it with: {EXTRA}")
+
+
+def _check_port(port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ADDRESS, port))
+        except OSError as error:
+            raise ValueError(f"--port {port}: cannot be used ({error.strerror}); choose another") from error
