@@ -51,13 +51,13 @@ def _expert(model: Model, expert: int, seed: int, device: torch.device) -> list[
 
 def expert_weights(model: Model, experts: tuple[int, ...], *, seed: int, device: torch.device) -> RawWeights:
     """Weights of the named experts, in that order; small sets are kept for the next cell."""
-    make = _cached_weights if _weight_bytes(model, len(experts)) <= CACHED_BYTES else _make_weights
+    make = _cached_weights if weight_bytes(model, len(experts)) <= CACHED_BYTES else _make_weights
     return make(model.model_dump_json(), experts, seed, device)
 
 
 def reference_weights(model: Model, *, seed: int, device: torch.device) -> RawWeights:
     """Weights of all experts, indexed by expert; those of a large model are made one by one when asked for."""
-    if _weight_bytes(model, model.num_experts) <= CACHED_BYTES:
+    if weight_bytes(model, model.num_experts) <= CACHED_BYTES:
         return expert_weights(model, tuple(range(model.num_experts)), seed=seed, device=device)
     one = lru_cache(maxsize=1)(lambda expert: _make_weights(model.model_dump_json(), (expert,), seed, device))
 
@@ -81,7 +81,8 @@ class _OnDemand(Sequence):
         return self._make(index)
 
 
-def _weight_bytes(model: Model, num_experts: int) -> int:
+def weight_bytes(model: Model, num_experts: int) -> int:
+    """Bytes of that many experts in bf16."""
     return 2 * 3 * num_experts * model.moe_intermediate * model.hidden
 
 

@@ -19,6 +19,7 @@ from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
 __all__ = ["merge_reports", "run_rank"]
 
 MEASURED_SCOPES = ("layer", "layer_no_router", *MODEL_FREE_SCOPES)
+FORM_FACTORS = ("sxm", "pcie", "nvl72")
 
 
 def run_rank(cell: Cell, context: RankContext) -> RankReport:
@@ -27,6 +28,9 @@ def run_rank(cell: Cell, context: RankContext) -> RankReport:
     What a cell cannot have comes back as a report with its status; an exception of the collectives (a rank is gone,
     a wait timed out) is raised to the caller.
     """
+    mismatch = _wrong_hardware(cell, context)
+    if mismatch:
+        return RankReport(context.rank, "infeasible", mismatch)
     try:
         _require_supported(cell, context)
         measure = measure_micro if cell.scope.kind in MODEL_FREE_SCOPES else measure_layer
@@ -45,6 +49,18 @@ def run_rank(cell: Cell, context: RankContext) -> RankReport:
         return RankReport(
             context.rank, "error", f"rank {context.rank}: {type(exception).__name__} at {place}: {exception}"
         )
+
+
+def _wrong_hardware(cell: Cell, context: RankContext) -> str | None:
+    """Why this machine is not the part that the cell names, or None: no figure stands under another part's name."""
+    wanted = cell.cluster.hardware.name
+    if (wanted == "cpu") != (context.device.type == "cpu"):
+        return f"cluster.hardware: {wanted} cannot be measured on a {context.device.type} device"
+    words = [word for word in wanted.split("-") if word not in FORM_FACTORS]
+    found = context.hardware_name.lower()
+    if wanted == "cpu" or all(word in found for word in words):
+        return None
+    return f"cluster.hardware: {wanted} is asked for, this machine has {context.hardware_name}; name that part"
 
 
 def _require_supported(cell: Cell, context: RankContext) -> None:

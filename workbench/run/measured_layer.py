@@ -38,7 +38,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
     step = capture(run, context) if cell.measure.graph else None
     samples = sampler.sample(step or run)
     measured_clock = (context.gpu_index is not None and sm_clock_mhz(context.gpu_index)) or None
-    result = check_layer(cell, prepared, run)
+    result = context.agreed(lambda: check_layer(cell, prepared, run))
     stages, counters = _stage_medians(run, sampler, clock, passes=_stage_passes(samples.times_us, cell))
     return RankReport(
         rank=prepared.group_rank,

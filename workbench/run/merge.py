@@ -22,14 +22,16 @@ from workbench.workload.loads import load_stats
 METHOD = "measured"
 COMMUNICATION = ("dispatch", "combine")
 SECONDS_PER_HOUR = 3600
+MAX_REASONS = 4
 
 
 def merge_reports(cell: Cell, reports: Sequence[RankReport]) -> Outcome:
-    """The cell's outcome: ``ok`` only if every rank is; otherwise the first reason that is a cause."""
+    """The cell's outcome: ``ok`` only if every rank is; otherwise the reasons of the ranks that are a cause."""
     bad = [report for report in reports if report.status != "ok"]
     if bad:
-        cause = min(bad, key=lambda report: PEER_FAILED in report.flags)
-        fields = {"status": cause.status, "reason": cause.reason, "method": METHOD}
+        causes = [report for report in bad if PEER_FAILED not in report.flags] or bad
+        reasons = list(dict.fromkeys(report.reason or "" for report in causes))[:MAX_REASONS]
+        fields = {"status": causes[0].status, "reason": "; ".join(reasons), "method": METHOD}
         return Outcome(record=Record(**(base_record_fields(cell) | fields)))
     samples_Rn = np.array([report.samples_us for report in reports])
     fields = base_record_fields(cell) | {"status": "ok", "method": METHOD, "kernel_version": __version__}
@@ -162,8 +164,6 @@ def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) ->
     flags = sorted({flag for report in reports for flag in report.flags})
     if cell.model is not None and len(reports) < cell.ep:
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
-    if cell.cluster.device == "cpu" and cell.cluster.nodes > 1:
-        flags.append("virtual_nodes")
     if cell.cluster.device == "cuda" and above_peak(
         hbm_gb_per_s=fields.get("hbm_gb_per_s"),
         tflops=fields.get("tflops"),

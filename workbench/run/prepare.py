@@ -5,6 +5,7 @@ R ranks of the expert-parallel group, T tokens a rank, K top-k, S slots a rank, 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,9 +21,10 @@ from workbench.comm.rank_plan import RankPlan, prepare_rank
 from workbench.comm.strategies import make_plan
 from workbench.run.context import RankContext
 from workbench.run.exchange import Planned, Staying
-from workbench.run.inputs import SHARED_EXPERT, expert_weights, router_weight
+from workbench.run.inputs import CACHED_BYTES, SHARED_EXPERT, expert_weights, router_weight, weight_bytes
 from workbench.run.layer import RankLayer
 from workbench.spec.errors import Unsupported
+from workbench.spec.model import Model
 from workbench.spec.precision import Precision
 from workbench.spec.scenario import Cell
 from workbench.workload.data import rank_activations
@@ -157,15 +159,36 @@ def _router(cell: Cell, device: torch.device) -> Callable[[Tensor], Routing]:
 
 
 def _encoded(cell: Cell, experts: tuple[int, ...], *, device: torch.device) -> ExpertWeights:
-    raw = expert_weights(cell.model, experts, seed=cell.workload.seed, device=device)
-    precision = cell.precision
+    """Weights in the cell's precision; small ones are kept, since the cells of a sweep share them."""
+    model, precision = cell.model, cell.precision
+    rule = None if precision.scale_rule == "none" else precision.scale_rule
+    encode = _cached_encode if weight_bytes(model, len(experts)) <= CACHED_BYTES else _encode
+    return encode(
+        model.model_dump_json(), experts, cell.workload.seed, device, recipe_of(precision), rule, precision.overflow
+    )
+
+
+def _encode(
+    model_json: str,
+    experts: tuple[int, ...],
+    seed: int,
+    device: torch.device,
+    recipe: Recipe,
+    scale_rule: str | None,
+    overflow: str,
+) -> ExpertWeights:
+    model = Model.model_validate_json(model_json)
+    raw = expert_weights(model, experts, seed=seed, device=device)
     return prepare_weights(
         raw.w13,
         raw.w2,
-        precision=recipe_of(precision),
+        precision=recipe,
         bias13=raw.bias13,
         bias2=raw.bias2,
-        activation=Activation(**cell.model.activation.model_dump()),
-        scale_rule=None if precision.scale_rule == "none" else precision.scale_rule,
-        overflow=precision.overflow,
+        activation=Activation(**model.activation.model_dump()),
+        scale_rule=scale_rule,
+        overflow=overflow,
     )
+
+
+_cached_encode = lru_cache(maxsize=8)(_encode)

@@ -1,0 +1,120 @@
+"""Real gloo ranks in processes of their own, for the tests of measured cells."""
+
+import multiprocessing
+import socket
+from concurrent.futures import ProcessPoolExecutor
+
+import torch
+
+from workbench.comm.execute import combine, dispatch
+from workbench.run import exchange, measured_layer, prepare
+from workbench.run.context import RankContext, close_context, open_context
+from workbench.run.measured import run_rank
+from workbench.spec.cluster import Cluster, Hardware, ScaleOut, ScaleUp
+from workbench.spec.dispatch import Dispatch, Measure, Parallel
+from workbench.spec.model import Activation, Model
+from workbench.spec.precision import PRECISIONS
+from workbench.spec.router import SigmoidGroup, SigmoidTopk
+from workbench.spec.scenario import Cell, LayerScope
+from workbench.spec.workload import Workload
+
+QUICK = Measure(warmup=1, min_samples=3, max_seconds=0.05, cache="warm")
+PROCESSOR = Hardware(
+    name="cpu", vendor="any", device="cpu", bf16_dense_tflops=1.0, memory_gb=16, memory_tb_per_s=0.05,
+    scale_up=ScaleUp(gb_per_s=1, domain=8, topology="memory"), scale_out=ScaleOut(gb_per_s=1),
+)  # fmt: skip
+ROUTERS = {
+    "output": SigmoidGroup(num_groups=4, topk_group=2, routed_scaling=2.5),
+    "input": SigmoidTopk(weight_on="input"),
+}
+
+
+def model(*, weight_on: str = "output", bias: bool = False, shared: bool = True, experts: int = 16) -> Model:
+    return Model(
+        name="test", total_layers=1, moe_layers=1, hidden=256, moe_intermediate=128, num_experts=experts, top_k=4,
+        num_shared_experts=int(shared), shared_intermediate=128 if shared else 0, router=ROUTERS[weight_on],
+        activation=Activation(kind="clamped_swiglu", interleaved=True) if bias else Activation(), expert_bias=bias,
+    )  # fmt: skip
+
+
+def cell(
+    *, ranks: int = 4, tokens: int = 24, precision: str = "bf16", strategy: str = "flat", dtype: str = "bf16",
+    measured: tuple[int, ...] | str = "all", scope=None, moe: Model | None = None, skew="uniform", engine="measure",
+) -> Cell:  # fmt: skip
+    scope, nodes = scope or LayerScope(), 2 if ranks > 1 else 1
+    if scope.kind in ("layer", "layer_no_router"):
+        moe = moe or model()
+    return Cell(
+        cell_id="c", scenario="test", group="", model=moe,
+        cluster=Cluster(
+            name="test", hardware=PROCESSOR, nodes=nodes, gpus_per_node=max(1, ranks // 2),
+            device="cpu",
+            memory_bytes=2**34, usd_per_gpu_hour=None, host=None,
+        ),
+        scope=scope, parallel=Parallel(ep=ranks, ranks=measured), precision=PRECISIONS[precision],
+        workload=Workload(tokens_per_rank=tokens, skew=skew), trace_digest=None, engine=engine,
+        dispatch=Dispatch(strategy=strategy, dispatch_dtype=dtype), measure=QUICK,
+    )  # fmt: skip
+
+
+def corrupt_combine(plan, transport, rows, *, dtype):
+    """One row of what comes back to rank 1 is another token's."""
+    values = combine(plan, transport, rows, dtype=dtype)
+    if transport.rank == 1:
+        values[0] = values[1]
+    return values
+
+
+def corrupt_dispatch(plan, transport, sent):
+    """One byte of what rank 2 receives is changed."""
+    buffer = dispatch(plan, transport, sent).clone()
+    if transport.rank == 2:
+        buffer[0, 7] += 32
+    return buffer
+
+
+def failing_prepare(cell, context):
+    if context.rank == 3:
+        raise ValueError("no weights today")
+    return _prepare_layer(cell, context)
+
+
+_prepare_layer = prepare.prepare_layer
+FAULTS = {
+    None: (exchange, "combine", combine),
+    "combine": (exchange, "combine", corrupt_combine),
+    "dispatch": (exchange, "dispatch", corrupt_dispatch),
+    "prepare": (measured_layer, "prepare_layer", failing_prepare),
+}
+
+
+def _faulty(one: Cell, context: RankContext, fault: str | None):
+    module, name, replacement = FAULTS[fault]
+    kept = getattr(module, name)
+    setattr(module, name, replacement)
+    try:
+        return run_rank(one, context)
+    finally:
+        setattr(module, name, kept)
+
+
+def _rank(rank: int, world: int, port: int, cells: list[tuple[Cell, str | None]]):
+    torch.set_num_threads(1)
+    context = open_context(
+        rank=rank, world=world, device_type="cpu", ranks_per_node=max(1, world // 2), timeout_s=60,
+        init_method=f"tcp://127.0.0.1:{port}",
+    )  # fmt: skip
+    reports = [_faulty(one, context, fault) for one, fault in cells]
+    close_context(context)
+    return reports
+
+
+def run_gang(cells: list[tuple[Cell, str | None]], *, world: int = 4) -> list[list]:
+    """Reports of every rank by cell, [cells][ranks]; beside each cell the fault that one rank has in it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with ProcessPoolExecutor(world, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_rank, rank, world, port, cells) for rank in range(world)]
+        by_rank = [future.result(timeout=120) for future in futures]
+    return [list(reports) for reports in zip(*by_rank, strict=True)]

@@ -1,0 +1,210 @@
+"""Measured cells on real ranks: figures are there, and every gate bites."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.formats import FORMATS
+from tests.run.rank_gang import cell, model, run_gang
+from workbench.balance.placement import expert_map_of
+from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
+from workbench.comm.strategies import make_plan
+from workbench.run.context import open_context
+from workbench.run.inputs import expert_weights, reference_weights
+from workbench.run.measured import merge_reports, run_rank
+from workbench.run.prepare import prepare_layer, recipe_of
+from workbench.spec.precision import PRECISIONS
+from workbench.spec.scenario import AllToAllScope, GroupedGemmScope, LayerScope, QuantizeScope
+from workbench.workload.traffic import route_all
+
+LAYERS = [
+    cell(strategy="flat"),
+    cell(strategy="node_dedup", skew={"kind": "zipf", "alpha": 1.5}),
+    cell(strategy="flat", dtype="fp8_block", precision="fp8_block"),
+    cell(strategy="node_dedup", dtype="nvfp4", precision="nvfp4_w4a16"),
+    cell(strategy="node_dedup", moe=model(weight_on="input")),
+    cell(strategy="flat", moe=model(bias=True, shared=False), precision="mxfp4_w4a16"),
+    cell(strategy="flat", tokens=0),
+    cell(strategy="none"),
+    cell(strategy="flat", scope=LayerScope(kind="layer_no_router")),
+]
+
+
+FAULTS = {
+    "combine": "rank 1: combine: with experts",
+    "dispatch": "rank 2: dispatch delivered 1",
+    "prepare": "rank 3: ValueError",
+}
+
+
+@pytest.fixture(scope="module")
+def gang():
+    """All cells that need four ranks, in one gang: it must outlive its faulty cells."""
+    bandwidth = cell(scope=AllToAllScope(kind="all_to_all", bytes_per_rank=65536))
+    faulty = [(cell(precision="mxfp4_w4a16"), fault) for fault in FAULTS]
+    cells = [*faulty, *((one, None) for one in [*LAYERS, bandwidth, cell(strategy="two_dh")])]
+    return [(one, reports) for (one, _), reports in zip(cells, run_gang(cells), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def outcomes(gang):
+    return [(one, merge_reports(one, reports)) for one, reports in gang[len(FAULTS) :]]
+
+
+def test_layers_run_and_pass_the_gate(outcomes):
+    for one, outcome in outcomes[: len(LAYERS)]:
+        record = outcome.record
+        assert record.status == "ok", record.reason
+        assert record.latency_ci_low_us <= record.latency_us <= record.latency_ci_high_us
+        assert record.latency_us <= record.latency_p95_us <= record.latency_p99_us
+        assert record.rank_min_us <= record.rank_max_us
+        assert record.timer == "wall"
+        assert record.first_call_us > 0
+        assert (record.tokens_per_s is None) == (one.workload.tokens_per_rank == 0)
+
+
+def test_errors_are_those_of_the_formats(outcomes):
+    errors = {outcome.record.precision: outcome.record.rel_error for _, outcome in outcomes[:6]}
+    assert errors["bf16"] < errors["fp8_block"] < errors["nvfp4_w4a16"]
+    assert errors["bf16"] < 0.01
+
+
+def test_wire_bytes_are_counted_from_buffers_and_equal_the_plan(outcomes):
+    for one, outcome in outcomes[:4]:
+        traffic = route_all(one)
+        plan = make_plan(one, traffic, expert_map_of(one, traffic))
+        planned = {"scale_up": 0, "scale_out": 0}
+        masks = plan.topology.link_masks()
+        for hop in plan.hops:
+            for link in planned:
+                sent, back = int(hop.send_counts[masks[link]].sum()), int(hop.send_counts.T[masks[link]].sum())
+                planned[link] += sent * dispatch_row_bytes(one) + back * combine_row_bytes(one)
+        assert outcome.record.scale_up_bytes == planned["scale_up"]
+        assert outcome.record.scale_out_bytes == planned["scale_out"]
+        assert outcome.record.wire_bytes == sum(planned.values())
+
+
+def test_stage_times_name_the_work(outcomes):
+    _, outcome = outcomes[2]
+    names = [row["stage"] for row in outcome.tables["stages"] if row["rank"] == 0]
+    assert names == ["gate", "quantise", "dispatch", "quantise", "permute", "quantise", "gemm1", "activation",
+                     "quantise", "gemm2", "unpermute", "combine", "shared_expert", "finish"]  # fmt: skip
+    assert outcome.record.dispatch_us > 0
+    assert 0 < outcome.record.comm_fraction < 1
+
+
+def test_loads_count_every_pair(outcomes):
+    one, outcome = outcomes[1]
+    by_expert = sum(row["tokens"] for row in outcome.tables["loads"] if row["kind"] == "expert")
+    by_rank = sum(row["tokens"] for row in outcome.tables["loads"] if row["kind"] == "rank")
+    assert by_expert == by_rank == one.ep * one.workload.tokens_per_rank * one.model.top_k
+    assert outcome.record.load_max_over_mean > 1
+
+
+def test_bandwidth_of_the_bare_exchange(outcomes):
+    record = outcomes[len(LAYERS)][1].record
+    assert record.status == "ok"
+    assert record.wire_bytes == 4 * 65536 * 3 // 4
+    assert record.busbw_gb_per_s == pytest.approx(record.algbw_gb_per_s * 3 / 4)
+
+
+def test_what_is_not_there_yet_is_unsupported(outcomes):
+    record = outcomes[-1][1].record
+    assert record.status == "unsupported"
+    assert "two_dh" in record.reason
+
+
+@pytest.mark.parametrize(("index", "message"), list(enumerate(FAULTS.values())))
+def test_a_fault_of_one_rank_fails_the_cell_and_names_it(gang, index, message):
+    record = merge_reports(*gang[index]).record
+    assert record.status == "error"
+    assert message in record.reason
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return open_context(rank=0, world=1, device_type="cpu", ranks_per_node=1)
+
+
+def test_one_rank_of_a_larger_group_runs_alone(alone):
+    one = cell(measured=(2,), strategy="none")
+    report = run_rank(one, alone)
+    assert report.status == "ok", report.reason
+    record = merge_reports(one, [report]).record
+    assert record.flags == "ranks=2"
+    assert record.tokens_per_s is None
+    assert report.pairs == int((route_all(one).ids // 4 == 2).sum())
+
+
+def test_one_rank_alone_with_messages_is_unsupported_but_hybrid_may(alone):
+    assert run_rank(cell(measured=(0,), strategy="flat"), alone).status == "unsupported"
+    assert run_rank(cell(measured=(0,), strategy="flat", engine="hybrid"), alone).status == "ok"
+
+
+@pytest.mark.parametrize("precision", list(PRECISIONS))
+def test_every_precision_runs_on_one_rank(alone, precision):
+    report = run_rank(cell(ranks=1, precision=precision, strategy="none"), alone)
+    assert report.status == "ok", report.reason
+    assert report.math_path == ("native" if precision == "bf16" else "upcast" if "a16" in precision else "emulated")
+
+
+def test_wrong_weights_do_not_pass(alone, monkeypatch):
+    one = cell(ranks=1, strategy="none")
+    other = one.model_copy(update={"workload": one.workload.model_copy(update={"seed": 1})})
+    monkeypatch.setattr(
+        "workbench.run.check.reference_weights",
+        lambda *_, device, seed: reference_weights(other.model, seed=1, device=device),
+    )
+    report = run_rank(one, alone)
+    assert report.status == "error"
+    assert "differs from the float32 reference" in report.reason
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        GroupedGemmScope(kind="grouped_gemm", groups=4, m=130, n=64, k=256),
+        QuantizeScope(kind="quantize", rows=33, columns=160),
+    ],
+)
+def test_microbenchmarks_check_what_they_made(alone, scope):
+    report = run_rank(cell(ranks=1, precision="fp8_block", scope=scope), alone)
+    assert report.status == "ok", report.reason
+    assert 0.01 < report.rel_error < 0.1
+
+
+def test_a_figure_never_stands_under_another_parts_name(alone):
+    one = cell(ranks=1, strategy="none")
+    part = one.cluster.hardware.model_copy(update={"name": "h200-sxm", "device": "cuda"})
+    report = run_rank(one.model_copy(update={"cluster": one.cluster.model_copy(update={"hardware": part})}), alone)
+    assert report.status == "infeasible"
+    assert "h200-sxm" in report.reason
+
+
+@pytest.mark.parametrize("precision", list(PRECISIONS))
+def test_e13_inputs_are_not_mostly_zeros(alone, precision):
+    one = cell(ranks=1, precision=precision, strategy="none")
+    prepared = prepare_layer(one, alone)
+    recipe = recipe_of(PRECISIONS[precision])
+    weights = prepared.layer.experts.w13
+    assert float((FORMATS[weights.format].decode(weights) == 0).float().mean()) < 0.15
+    entry = FORMATS[recipe.activations]
+    assert float((entry.decode(entry.encode(prepared.layer.x_TH)) == 0).float().mean()) < 0.15
+    assert float(prepared.layer.x_TH.float().square().mean()) > 0.5
+
+
+def test_any_rank_can_rebuild_any_expert():
+    device, moe = torch.device("cpu"), model()
+    everything = reference_weights(moe, seed=3, device=device)
+    some = expert_weights(moe, (5, 2), seed=3, device=device)
+    assert torch.equal(some.w13[0], everything.w13[5])
+    assert torch.equal(some.w2[1], everything.w2[2])
+    assert not torch.equal(some.w2[1], some.w2[0])
+
+
+def test_latency_is_the_slowest_rank_of_each_iteration(gang):
+    one, reports = gang[len(FAULTS)]
+    outcome = merge_reports(one, reports)
+    samples = np.array([report.samples_us for report in reports])
+    assert outcome.record.latency_us == pytest.approx(np.median(samples.max(axis=0)))
+    assert len(outcome.tables["samples"]) == samples.size
