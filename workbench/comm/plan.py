@@ -174,23 +174,37 @@ def forward(
     own copy, ordered by slot, so ``destination`` must not decrease with the slot. Sent rows are numbered over all
     ranks' send lists in order.
     """
+    link = pairs.rank * num_ranks + destination
     if share:
-        span = int(pairs.row.max(initial=0)) + 1
-        keys = (pairs.rank * num_ranks + destination) * span + pairs.row
+        first, sent = _shared_rows(link, pairs.row)
     else:
         span = int(pairs.slot.max(initial=0)) + 1
-        keys = pairs.rank * span + pairs.slot
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    starts_row = np.ones(order.size, bool)
-    if share:
-        starts_row[1:] = ordered[1:] != ordered[:-1]
-    sent = np.empty(order.size, np.int64)
-    sent[order] = np.cumsum(starts_row) - 1
-    first = order[starts_row]
-    link, rows = (pairs.rank * num_ranks + destination)[first], pairs.row[first]
+        first = np.argsort(pairs.rank * span + pairs.slot, kind="stable")
+        sent = np.empty(first.size, np.int64)
+        sent[first] = np.arange(first.size)
+    link, rows = link[first], pairs.row[first]
     hop, landed = _exchange(link, rows, name=name, num_ranks=num_ranks)
     return hop, Pairs(destination, landed[sent], pairs.slot, pairs.weight), sent
+
+
+def _shared_rows(link: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers the distinct (link, row) in order: one pair of each, and the number of every pair.
+
+    Marking a table of all possible rows takes a third of the time of sorting, where the table is not too sparse.
+    """
+    used = np.bincount(link) > 0
+    span = int(row.max(initial=0)) + 1
+    keys = (np.cumsum(used) - 1)[link] * span + row
+    size = int(used.sum()) * span
+    if size > 16 * row.size + 2**20:
+        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+        return first, number
+    marked = np.zeros(size, bool)
+    marked[keys] = True
+    number = (np.cumsum(marked, dtype=np.int32) - 1)[keys]
+    first = np.empty(np.count_nonzero(marked), np.int64)
+    first[number] = np.arange(row.size)
+    return first, number
 
 
 def _exchange(link: np.ndarray, rows: np.ndarray, *, name: str, num_ranks: int) -> tuple[Hop, np.ndarray]:
