@@ -52,6 +52,19 @@ def block_table_kernel(
     tl.store(starts_ptr + entry, start, mask=entry < num_entries)
 
 
+@triton.jit
+def _tile_of_program(num_blocks, num_columns, group_m: tl.constexpr):
+    """(row block, column block) of this program: ``group_m`` row blocks go down a column before the next one starts.
+
+    With 3 row blocks, 2 columns and group_m 2: (0, 0) (1, 0) (0, 1) (1, 1) (2, 0) (2, 1).
+    """
+    pid = tl.program_id(0)
+    group_width = group_m * num_columns
+    first_block = pid // group_width * group_m
+    group_height = tl.minimum(num_blocks - first_block, group_m)
+    return first_block + pid % group_width % group_height, pid % group_width // group_height
+
+
 @triton.jit(do_not_specialize=["num_rows", "num_blocks", "num_experts"])
 def grouped_gemm_kernel(
     a_ptr,
@@ -87,12 +100,7 @@ def grouped_gemm_kernel(
     Example: rows [[1, 2], [3, 4]] with offsets [0, 1, 2], w = [[[1, 1]], [[1, -1]]]: out [[3], [-1]].
     Torch twin: ``kernels.grouped_gemm.torch_gemm.torch_grouped_gemm``.
     """
-    pid = tl.program_id(0)
-    group_width = group_m * tl.cdiv(n_size, block_n)
-    first_block = pid // group_width * group_m
-    group_height = tl.minimum(num_blocks - first_block, group_m)
-    row_block = first_block + pid % group_width % group_height
-    column_block = pid % group_width // group_height
+    row_block, column_block = _tile_of_program(num_blocks, tl.cdiv(n_size, block_n), group_m)
     expert = tl.load(block_expert_ptr + row_block)
     if expert < 0:
         return
@@ -114,13 +122,10 @@ def grouped_gemm_kernel(
     scale_groups: tl.constexpr = (k_size + 127) // 128
     acc = tl.zeros((block_m, block_n), dtype=tl.float32)
     for k_block in range((k_size + block_k - 1) // block_k):
-        if k_size % block_k == 0:
-            a = tl.load(a_ptrs, mask=row_mask[:, None], other=0.0)
-            w = tl.load(w_ptrs, mask=column_mask[None, :], other=0.0)
-        else:
-            k_mask = k_index < k_size - k_block * block_k
-            a = tl.load(a_ptrs, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
-            w = tl.load(w_ptrs, mask=column_mask[None, :] & k_mask[:, None], other=0.0)
+        # Without a tail the mask holds everywhere, and the compiler drops it.
+        k_mask = k_index < (block_k if k_size % block_k == 0 else k_size - k_block * block_k)
+        a = tl.load(a_ptrs, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+        w = tl.load(w_ptrs, mask=column_mask[None, :] & k_mask[:, None], other=0.0)
         if widen:
             a = a.to(tl.float32)
             w = w.to(tl.float32)
