@@ -25,10 +25,10 @@ COMMAND = "command"
 
 def write_report(run: RunFolder, path: Path) -> None:
     """Write the report of a run to ``path``, making its folder. Raises ValueError where it cannot be written."""
-    document = report_html(run)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, document.encode("utf-8"))
+        write_atomically(path, b"")  # refuse before the work, not after it
+        write_atomically(path, report_html(run).encode("utf-8"))
     except OSError as error:
         raise ValueError(f"report {path}: cannot be written ({error.strerror or error})") from error
 

@@ -1,0 +1,125 @@
+"""Each page by itself, without a browser."""
+
+import json
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from tests.sample_run import write_sample_run
+from workbench.store.parts import part_path
+from workbench.store.progress import append_event
+from workbench.store.run_folder import open_run
+from workbench.store.writer import Writer
+
+PAGES = Path(__file__).parents[2] / "dashboard" / "pages"
+FIGURES = {"runs": 0, "precisions": 3, "routing_and_dispatch": 5}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dashboard")
+    write_sample_run(folder, name="first")
+    write_sample_run(folder, name="second: *bold* `x`")
+    return folder
+
+
+@pytest.fixture
+def page(results, monkeypatch):
+    def start(name, folder=results, **query):
+        monkeypatch.setenv("MOE_WORKBENCH_RESULTS", str(folder))
+        test = AppTest.from_file(str(PAGES / f"{name}.py"), default_timeout=60)
+        for key, value in query.items():
+            test.query_params[key] = value
+        return test.run()
+
+    return start
+
+
+def specs(test):
+    return [json.loads(chart.proto.spec) for chart in test.get("plotly_chart")]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_page_draws_its_figures_without_a_fault(page, name):
+    test = page(name)
+    assert not test.exception
+    assert not test.warning
+    drawn = specs(test)
+    assert len(drawn) == FIGURES[name]
+    assert all(spec["data"] for spec in drawn)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_page_without_any_run_says_how_to_start_one(page, name, tmp_path, monkeypatch):
+    monkeypatch.setattr("dashboard.__file__", str(tmp_path / "nowhere" / "dashboard" / "__init__.py"))
+    test = page(name, folder=tmp_path / "empty")
+    assert not test.exception
+    assert "No runs in" in test.info[0].value
+    assert "moe-workbench run quickstart" in test.code[0].value
+
+
+def test_without_a_run_of_its_own_it_opens_on_the_reference(page, tmp_path, monkeypatch):
+    write_sample_run(tmp_path / "results" / "reference", name="reference")
+    monkeypatch.setattr("dashboard.__file__", str(tmp_path / "dashboard" / "__init__.py"))
+    test = page("runs", folder=tmp_path / "empty")
+    assert not test.exception
+    assert "these are the reference runs" in test.info[0].value
+    assert test.title[0].value == "reference"
+
+
+def test_link_reproduces_the_view(page, results):
+    first = open_run(results, "first").run_id
+    test = page("precisions", run=first, engine="measure", precision=["bf16", "fp8_block"])
+    assert test.sidebar.selectbox[0].value == first
+    assert {chooser.label: chooser.value for chooser in test.sidebar.multiselect if chooser.value} == {
+        "Engine": ["measure"],
+        "Precision": ["bf16", "fp8_block"],
+    }
+    assert {trace.get("name") for trace in specs(test)[0]["data"]} == {"fp8_block"}
+    assert "h200-sxm" not in json.dumps(specs(test))
+
+
+def test_choice_goes_into_the_address(page, results):
+    test = page("precisions")
+    chooser = next(chooser for chooser in test.sidebar.multiselect if chooser.label == "Engine")
+    chooser.select("simulate").run()
+    assert test.query_params["engine"] in ("simulate", ["simulate"])
+    assert open_run(results, "latest").run_id in test.query_params["run"]
+    assert "measured, on cpu" not in json.dumps(specs(test))
+    chooser = next(chooser for chooser in test.sidebar.multiselect if chooser.label == "Engine")
+    chooser.unselect("simulate").run()
+    assert "engine" not in test.query_params
+    assert "measured, on cpu" in json.dumps(specs(test))
+
+
+def test_link_to_a_run_that_is_gone_says_so(page):
+    test = page("runs", run="20200101T000000Z-gone-abcdef")
+    assert not test.exception
+    assert "20200101T000000Z-gone-abcdef of this link is not in" in test.warning[0].value
+
+
+def test_filters_that_leave_nothing_show_empty_figures(page):
+    test = page("precisions", engine="simulate", model="gpt-oss-tiny")
+    assert not test.exception
+    assert all(not spec["data"] for spec in specs(test))
+
+
+def test_unreadable_files_are_named(page, tmp_path):
+    run = write_sample_run(tmp_path)
+    part_path(run.path, "samples", 9).write_bytes(b"")
+    test = page("runs", folder=tmp_path)
+    assert not test.exception
+    assert "samples/part-000009.parquet" in test.warning[0].value
+
+
+def test_running_run_shows_its_progress(page, tmp_path):
+    run = write_sample_run(tmp_path)
+    append_event(
+        run.progress_path, {"event": "cell", "cell_id": "x", "status": "ok", "done": 3, "total": 9, "eta_s": 7}
+    )
+    with Writer(run):
+        test = page("runs", folder=tmp_path)
+        assert not test.exception
+        (bar,) = test.get("progress")
+        assert "3 of 9 cells, about 7 s left" in bar.proto.text

@@ -1,0 +1,150 @@
+"""Figures: what shares an axis, what a title says, and what is shown when there is nothing."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.sample_run import CPU, H200, make_cell, measured_outcome, write_sample_run
+from workbench.report.conditions import condition_groups
+from workbench.report.figures import FIGURES
+from workbench.report.figures.error_latency import pareto_mask
+from workbench.report.figures.links import link_class
+from workbench.report.figures.memory import fullest_rank
+from workbench.report.figures.panels import MAX_ROWS, panels
+from workbench.report.figures.stages import slowest_rank
+from workbench.report.labels import cell_labels, silent_columns
+from workbench.report.units import bytes_text, interval_text, number_text, time_text
+from workbench.store.reader import read_tables
+from workbench.store.run_folder import create_run
+from workbench.store.writer import Writer
+
+TIMED = ("speedup", "latency", "error_latency", "stages")
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    run = write_sample_run(tmp_path_factory.mktemp("figures"))
+    return {name: result.frame for name, result in read_tables(run).items()}
+
+
+def stored(tmp_path, outcomes):
+    run = create_run(tmp_path, name="figures", manifest={})
+    with Writer(run) as writer:
+        for outcome in outcomes:
+            writer.add(outcome)
+    return {name: result.frame for name, result in read_tables(run).items()}
+
+
+def heads(figure):
+    return [note.text for note in figure.layout.annotations if "<b>" in note.text]
+
+
+def axis_rows(figure, axis):
+    return {y for trace in figure.data if (trace.yaxis or "y") == axis for y in trace.y}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_figure_draws_and_is_plain_json(tables, name):
+    figure = FIGURES[name].build(tables["cells"], tables)
+    drawn = [trace for trace in figure.data if trace.x is not None and len(trace.x)]
+    assert drawn
+    assert figure.layout.height > 100
+    json.loads(figure.to_json(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_cpu_and_gpu_never_share_an_axis(tables, name):
+    figure = FIGURES[name].build(tables["cells"], tables)
+    titles = heads(figure)
+    measured = [title for title in titles if "measured, on cpu, median of 40 samples of the slowest rank" in title]
+    assert len(measured) == 1
+    assert "say nothing about how precisions rank on a GPU" in measured[0]
+    if name == "error_latency":
+        assert len(titles) == 1
+        return
+    assert any("simulated, for h200-sxm, method roofline, no error band established yet" in title for title in titles)
+    first, second = axis_rows(figure, "y"), axis_rows(figure, "y2")
+    assert first
+    assert second
+    assert not first & second
+    assert all("tiny" in str(row) for row in first)
+
+
+def test_measured_gpu_and_cpu_of_one_model_get_their_own_panels(tmp_path):
+    cells = [make_cell(precision=p, hardware=h) for h in (H200, CPU) for p in ("bf16", "fp8_block")]
+    tables = stored(tmp_path, [measured_outcome(cell) for cell in cells])
+    for name in ("latency", "speedup", "error_latency"):
+        titles = heads(FIGURES[name].build(tables["cells"], tables))
+        assert len(titles) == 2
+        assert sum("on cpu" in title for title in titles) == 1
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_to_show_says_what_to_do(tables, name):
+    empty = {table: frame.iloc[0:0] for table, frame in tables.items()}
+    figure = FIGURES[name].build(empty["cells"], empty)
+    assert not figure.data
+    (note,) = figure.layout.annotations
+    assert any(word in note.text.lower() for word in ("run ", "moe-workbench"))
+
+
+def test_more_settings_than_rows_are_said_to_be_left_out(tmp_path):
+    tables = stored(tmp_path, [measured_outcome(make_cell(tokens=n), samples=5) for n in range(1, MAX_ROWS + 4)])
+    (panel,) = panels(tables["cells"], needs=["latency_us"])
+    assert len(panel.row_names) == MAX_ROWS
+    assert f"the first {MAX_ROWS} of {MAX_ROWS + 3} settings" in panel.title
+
+
+def test_speedup_is_baseline_over_candidate(tables):
+    figure = FIGURES["speedup"].build(tables["cells"], tables)
+    simulated = [trace for trace in figure.data if trace.yaxis == "y2" and trace.x[0] is not None]
+    assert np.allclose(simulated[0].x, 1 / 0.62)
+    assert set(simulated[0].marker.symbol) == {"triangle-right"}
+
+
+def test_pareto_keeps_what_nothing_beats():
+    assert pareto_mask([1, 2, 3, 2], [0.1, 0.05, 0.2, 0.05]) == [True, True, False, True]
+
+
+def test_bars_show_the_worst_rank():
+    stages = pd.DataFrame(
+        {"cell_id": ["a"] * 4, "rank": [0, 0, 1, 1], "start_us": [0, 1, 0, 1], "duration_us": [1.0, 1.0, 1.0, 9.0]}
+    )
+    assert set(slowest_rank(stages)["rank"]) == {1}
+    memory = pd.DataFrame({"cell_id": ["a"] * 3, "rank": [0, 0, 1], "what": list("xyx"), "bytes": [5, 5, 9]})
+    assert fullest_rank(memory)["bytes"].tolist() == [5, 5]
+
+
+def test_bars_leave_out_settings_that_change_nothing(tables):
+    figure = FIGURES["links"].build(tables["cells"], tables)
+    assert axis_rows(figure, "y") == {"flat", "node_dedup"}
+    assert len(axis_rows(figure, "y2")) == 6
+    cells = pd.DataFrame({"precision": ["a", "b", "a", "b"], "strategy": ["x", "x", "y", "y"]})
+    assert silent_columns(cells, pd.DataFrame({"v": [1, 1, 2, 2]})) == ("precision",)
+    assert silent_columns(cells, pd.DataFrame({"v": [1, 2, 3, 4]})) == ()
+
+
+def test_link_classes():
+    assert [link_class(name) for name in ("scale_out", "scale_up:0-1", "self", "nvme")] == [
+        "scale_out",
+        "scale_up",
+        "self",
+        "nvme",
+    ]
+
+
+def test_labels_say_what_varies_and_never_nothing(tables):
+    groups = dict(condition_groups(tables["cells"]))
+    labels = cell_labels(groups[("simulate", "cuda", "h200-sxm")])
+    assert labels[0] == "8 GPUs · bf16 · flat"
+    assert cell_labels(tables["cells"].iloc[:1]) == ["deepseek-v3-tiny"]
+
+
+def test_units_are_readable():
+    assert [time_text(us) for us in (0.5, 12.345, 4210, 2.5e6, None)] == ["0.5 us", "12.3 us", "4.21 ms", "2.5 s", "-"]
+    assert [bytes_text(n) for n in (0, 999, 2_000_000, 1.3e12)] == ["0 B", "999 B", "2 MB", "1.3 TB"]
+    assert interval_text(4100, 4210, 4300) == "4.21 ms (4.1-4.3)"
+    assert interval_text(None, 4210, None) == "4.21 ms"
+    assert number_text(123456) == "123,456"
