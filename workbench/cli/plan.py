@@ -117,7 +117,8 @@ def _print_plan(name: str, cells: "tuple[Cell, ...]", labels: dict[str, str], se
         out.print(f"and {len(cells) - MOST_ROWS} more; --format json lists them all")
     counts = {engine: sum(cell.engine == engine for cell in cells) for engine in ("measure", "simulate", "hybrid")}
     said = ", ".join(f"{number} {engine}" for engine, number in counts.items() if number)
-    out.print(f"{name}: {len(cells)} cells ({said}), at most about {_duration(seconds)}", markup=False)
+    cells_said = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+    out.print(f"{name}: {cells_said} ({said}), at most about {_duration(seconds)}", markup=False)
 
 
 def _fit_text(fit: dict[str, Any]) -> str:

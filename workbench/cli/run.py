@@ -102,7 +102,7 @@ def _plan(files: "list[ScenarioFile]", *, yes: bool) -> "list[Cell]":
     if count > MAX_CELLS and not yes:
         mend = "narrow the matrix, or say --yes to run them all"
         raise ValueError(f"{count:,} cells are more than {MAX_CELLS:,}; {mend}")
-    return [cell for file in files for cell in plan_cells(file)]
+    return [cell for file in files for cell in plan_cells(file, force=yes)]
 
 
 def _name(files: "list[ScenarioFile]") -> str:
