@@ -12,7 +12,10 @@ PLAN_FILE = "plan.jsonl.gz"
 
 def unique_cells(cells: Iterable[Cell]) -> list[Cell]:
     """Cells in order, the first of each id: several scenarios may plan the same cell."""
-    return list({cell.cell_id: cell for cell in reversed(list(cells))}.values())[::-1]
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        first.setdefault(cell.cell_id, cell)
+    return list(first.values())
 
 
 def write_plan(run: RunFolder, cells: Sequence[Cell]) -> None:
