@@ -17,7 +17,11 @@ LIMIT_S = 200
 
 def _reports(folder: Path, backend: str, *worlds: int) -> dict[int, list[dict[str, str]]]:
     """What every rank of every group saw, by check."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-m", "tests.comm.exchange_ranks", str(folder), backend, *map(str, worlds)]
     subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=LIMIT_S)
     return {w: [json.loads((folder / f"{w}-{rank}.json").read_text()) for rank in range(w)] for w in worlds}
