@@ -146,7 +146,7 @@ def _samples(us: np.ndarray) -> list[dict[str, Any]]:
 def _tables(cell: Cell, base_us: float) -> dict[str, list[dict[str, Any]]]:
     traffic = _traffic(cell)
     links = {"self": traffic["scale_up_bytes"] // 2, "scale_up": traffic["scale_up_bytes"],
-             "scale_out": traffic["scale_out_bytes"]}  # fmt: skip
+             "scale_out": traffic["scale_out_bytes"]} if cell.engine == "measure" else {}  # fmt: skip
     stages = []
     for rank in range(min(cell.ep, 4)):
         start = 0.0
@@ -161,5 +161,5 @@ def _tables(cell: Cell, base_us: float) -> dict[str, list[dict[str, Any]]]:
     loads += [{"layer": 0, "step": 0, "kind": "rank", "index": r, "tokens": n} for r, n in enumerate(per_rank)]
     kinds = {"weights": 10**9, "activations": 3 * 10**8, "dispatch_buffers": 10**8}
     memory = [{"rank": r, "what": what, "bytes": n} for r in range(min(cell.ep, 4)) for what, n in kinds.items()]
-    return {"stages": stages, "loads": loads, "memory": memory,
-            "links": [{"link": link, "bytes": size, "busy_us": 1.0} for link, size in links.items()]}  # fmt: skip
+    sent = [{"link": f"layer/{link}/out/rank 0", "bytes": size, "busy_us": None} for link, size in links.items()]
+    return {"stages": stages, "loads": loads, "memory": memory, "links": sent}

@@ -10,7 +10,7 @@ from tests.sample_run import CPU, H200, make_cell, measured_outcome, write_sampl
 from workbench.report.conditions import condition_groups
 from workbench.report.figures import FIGURES
 from workbench.report.figures.error_latency import pareto_mask
-from workbench.report.figures.links import link_class
+from workbench.report.figures.links import link_class, sent_bytes
 from workbench.report.figures.memory import fullest_rank
 from workbench.report.figures.panels import MAX_ROWS, panels
 from workbench.report.figures.stages import slowest_rank
@@ -126,13 +126,14 @@ def test_bars_leave_out_settings_that_change_nothing(tables):
     assert silent_columns(cells, pd.DataFrame({"v": [1, 2, 3, 4]})) == ()
 
 
-def test_link_classes():
-    assert [link_class(name) for name in ("scale_out", "scale_up:0-1", "self", "nvme")] == [
-        "scale_out",
-        "scale_up",
-        "self",
-        "nvme",
-    ]
+def test_links_are_totals_over_all_ranks(tables):
+    cells, sent = tables["cells"], sent_bytes(tables["cells"], tables["links"])
+    totals = sent.pivot_table(index="cell_id", columns="link", values="bytes", aggfunc="sum")
+    known = cells[cells["status"] == "ok"].set_index("cell_id")
+    assert (totals["scale_out"] == known["scale_out_bytes"][totals.index]).all()
+    assert set(totals["self"].dropna().index) == set(known.index[known["engine"] == "measure"])
+    names = ["layer/self/out/rank 0", "dispatch.scale_up/scale_out/in/rank 3", "scale_up", "nvme"]
+    assert [link_class(name) for name in names] == ["self", "scale_out", "scale_up", "nvme"]
 
 
 def test_labels_say_what_varies_and_never_nothing(tables):

@@ -52,7 +52,7 @@ def _winners(cells: pd.DataFrame, samples: pd.DataFrame, path: str) -> list[str]
     if pairs.empty:
         return []
     ranked = [(mine["ratio"].median(), *key, mine) for key, mine in pairs.groupby(["candidate", "baseline"])]
-    ranked.sort(key=lambda part: part[0])
+    ranked.sort(key=lambda part: (round(part[0], 2), -(part[3]["verdict"] == "faster").mean()))
     parts = [_candidate(*part) for part in ranked]
     return [f"{AXES[path]}: {_lead(ranked)}; {'; '.join(parts)}."]
 

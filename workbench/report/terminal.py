@@ -15,6 +15,7 @@ from workbench.report.units import MISSING, bytes_text, interval_text, number_te
 SHORT = {"tokens_per_rank": "tokens", "num_gpus": "GPUs", "bytes_per_rank": "bytes/rank", "strategy": "dispatch",
          "gpus_per_node": "GPUs/node", "redundant_experts": "redundant", "training_balance": "balance"}  # fmt: skip
 STATUS_STYLE = {"ok": "green", "unsupported": "yellow", "infeasible": "yellow", "error": "red"}
+ALWAYS, MIN_WORD, PADDING, STATE_WIDTH = 2, 4, 3, 16
 NUMERIC = ("num_gpus", "nodes", "ep", "tp", "dp", "pp", "tokens_per_rank", "bytes_per_rank")
 
 
@@ -27,10 +28,13 @@ def print_table(console: Console, cells: pd.DataFrame) -> None:
         console.print("no cells yet")
         return
     for _, group in condition_groups(cells):
-        console.print(_group_table(group))
+        table, left_out = _group_table(group, width=console.width)
+        console.print(table)
         constant = constants_text(group)
         if constant:
             console.print(Text(f"in every row: {constant}", style="dim"))
+        if left_out:
+            console.print(Text(f"a wider terminal shows too: {', '.join(left_out)}", style="dim"))
         console.print()
 
 
@@ -55,29 +59,48 @@ def plain_table(title: str = "", caption: str = "") -> Table:
     )
 
 
-def _group_table(cells: pd.DataFrame) -> Table:
+def _group_table(cells: pd.DataFrame, *, width: int) -> tuple[Table, list[str]]:
+    """The table of a group, and the names of figures that ``width`` columns have no room for."""
     title, note = group_title(cells)
     table = plain_table(title, note)
     varying = [name for name in varying_columns(cells) if name not in ("group", "method")]
     if "precision" not in varying:
         varying.append("precision")
-    with_reason = bool((cells["status"] != "ok").any())
-    figures = _figure_columns(cells)
-    for name in varying:
-        table.add_column(SHORT.get(name, name), justify="right" if name in NUMERIC else "left", overflow="fold")
+    words = {name: [MISSING if pd.isna(value) else str(value) for value in cells[name]] for name in varying}
+    states = _states(cells) if (cells["status"] != "ok").any() else []
+    heads = {SHORT.get(name, name): texts for name, texts in words.items()}
+    room = width - sum(_width(head, texts) for head, texts in heads.items()) - (STATE_WIDTH if states else 0)
+    figures, left_out = _fitting(_figure_columns(cells), room)
+    for name, head in zip(varying, heads, strict=True):
+        table.add_column(head, justify="right" if name in NUMERIC else "left", overflow="fold", min_width=MIN_WORD)
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
-    if with_reason:
+    if states:
         table.add_column("status", overflow="fold")
     for index in range(len(cells)):
-        row = cells.iloc[index]
-        texts: list[str | Text] = [MISSING if pd.isna(row[name]) else str(row[name]) for name in varying]
-        texts += [values[index] for values in figures.values()]
-        if with_reason:
-            reason = "" if pd.isna(row["reason"]) else f": {row['reason']}"
-            texts.append(Text(f"{row['status']}{reason}", style=STATUS_STYLE.get(row["status"], "")))
-        table.add_row(*texts)
-    return table
+        row: list[str | Text] = [texts[index] for texts in (*words.values(), *figures.values())]
+        table.add_row(*row, *states[index : index + 1])
+    return table, left_out
+
+
+def _states(cells: pd.DataFrame) -> list[Text]:
+    reasons = ["" if pd.isna(reason) else f": {reason}" for reason in cells["reason"]]
+    pairs = zip(cells["status"], reasons, strict=True)
+    return [Text(f"{status}{reason}", style=STATUS_STYLE.get(status, "")) for status, reason in pairs]
+
+
+def _fitting(figures: dict[str, list[str]], room: int) -> tuple[dict[str, list[str]], list[str]]:
+    """As many figures from the first as there is room for, but never fewer than the two that matter most."""
+    kept: dict[str, list[str]] = {}
+    for name, texts in figures.items():
+        room -= _width(name, texts)
+        if room >= 0 or len(kept) < ALWAYS:
+            kept[name] = texts
+    return kept, [name for name in figures if name not in kept]
+
+
+def _width(head: str, texts: Sequence[str]) -> int:
+    return max(map(len, (head, *texts))) + PADDING
 
 
 def _figure_columns(cells: pd.DataFrame) -> dict[str, list[str]]:

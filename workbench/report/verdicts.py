@@ -30,16 +30,21 @@ def print_verdicts(console: Console, comparison: pd.DataFrame) -> None:
 def _table(comparison: pd.DataFrame, title: str) -> Table:
     names = [name for name in comparison.columns if name not in COLUMNS and name != "group"]
     context = varying_columns(comparison, among=names)
+    baselines = comparison["baseline"].unique()
+    if len(baselines) == 1:
+        title += f", against {baselines[0]}"
+    else:
+        context.append("baseline")
     table = plain_table(title)
-    for name in context:
-        table.add_column(SHORT.get(name, name), justify="right" if name in NUMERIC else "left", overflow="fold")
-    for name in ("baseline", "candidate"):
-        table.add_column(name, overflow="fold")
-    for name in ("baseline time", "time", "time ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+    for name in (*context, "candidate"):
+        right = "right" if name in NUMERIC else "left"
+        table.add_column(SHORT.get(name, name), justify=right, overflow="fold", min_width=4)
+    for name in ("before", "time", "time ratio", "verdict"):
+        table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
+    if (comparison["verdict"] == "unclear").any():
+        table.add_column("why", overflow="fold", min_width=16)
     for row in comparison.to_dict("records"):
-        table.add_row(*_texts(row, context))
+        table.add_row(*_texts(row, (*context, "candidate"))[: len(table.columns)])
     return table
 
 
@@ -56,5 +61,5 @@ def ratio_text(row: dict) -> str:
 def _texts(row: dict, context: Sequence[str]) -> list[str | Text]:
     words = [MISSING if pd.isna(row[name]) else str(row[name]) for name in context]
     times = [time_text(row["baseline_us"]), time_text(row["candidate_us"]), ratio_text(row)]
-    verdict = row["verdict"] if row["verdict"] != "unclear" else f"unclear: {row['why']}"
-    return [*words, row["baseline"], row["candidate"], *times, Text(verdict, style=VERDICT_STYLE[row["verdict"]])]
+    verdict = Text(row["verdict"], style=VERDICT_STYLE[row["verdict"]])
+    return [*words, *times, verdict, row["why"] if row["verdict"] == "unclear" else ""]

@@ -5,13 +5,13 @@ import plotly.graph_objects as go
 
 from workbench.report.figures.bars import stacked_bars
 from workbench.report.figures.panels import Tables, empty_figure, part_panels
-from workbench.report.theme import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
+from workbench.report.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
 from workbench.report.units import byte_scale
 
 HOW = "bytes of the rank that needs most; settings that change no bar are left out"
 COLORS = {
-    "weights": BLUE, "shared_weights": SKY, "kv_cache": GREEN, "activations": ORANGE, "dispatch_buffers": PURPLE,
-    "gradients": YELLOW, "optimizer": VERMILLION,
+    "weights": BLUE, "routed_experts": BLUE, "shared_expert": SKY, "router": GREY, "kv_cache": GREEN,
+    "activations": ORANGE, "dispatch_buffers": PURPLE, "gradients": YELLOW, "optimizer": VERMILLION,
 }  # fmt: skip
 
 
