@@ -257,6 +257,13 @@ def test_group_routers_follow_their_definition(name, experts, num_groups, topk_g
         assert found.weights[token].tolist() == pytest.approx(scores, rel=1e-5)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", GROUPED)
+def test_b10_ties_across_groups_go_to_the_lower_index_whichever_group_is_better(name, device):
+    logits = torch.tensor([[1.0, 0.0, 1.0, 3.0, -5.0, -5.0]], device=device)
+    assert ROUTERS[name](logits, top_k=2, num_groups=3, topk_group=2).ids.tolist() == [[3, 0]]
+
+
 def test_b10_equal_logits_score_alike_wherever_they_stand():
     logits = normal(50, 1, seed=2).expand(50, 37).contiguous()
     found = ROUTERS["sigmoid_group"](logits, top_k=3, bias=torch.zeros(37))
