@@ -47,7 +47,7 @@ def prepare_run(
     address: str | None = None,
 ) -> RunFolder:
     """The folder of a new run with its manifest and plan, before any work. Raises ValueError when it cannot be."""
-    from workbench.measure.environment import describe_machine
+    from workbench.run.machine import describe_machine
 
     manifest = {
         "scenario_text": scenario_text,
