@@ -189,3 +189,15 @@ def test_r12_names_are_printed_under_an_ascii_locale(tmp_path):
         done = subprocess.run(line, env=env, cwd=ROOT, capture_output=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert "专家 ě" in done.stdout.decode("utf-8")
+
+
+def test_runs_are_shown_without_torch_ray_or_the_packages_of_the_dashboard(results):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('plotly', 'streamlit', 'duckdb', 'ray', 'triton')))\n"
+        "from workbench.cli.main import main; status = main(sys.argv[1:])\n"
+        "sys.exit(status or 'torch' in sys.modules)"
+    )
+    for command in (["show", "latest"], ["compare", "latest", "--by", "precision"], ["export", "latest"]):
+        line = [sys.executable, "-c", code, *command, "--results", results]
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stderr.decode()

@@ -67,7 +67,7 @@ def test_texts_of_files_never_become_markup(tmp_path):
     with Writer(run) as writer:
         for precision in ("bf16", "fp8_block"):
             outcome = measured_outcome(make_cell(model=NASTY, precision=precision))
-            writer.add(replace(outcome, record=replace(outcome.record, skew=f"{NASTY}{precision}")))
+            writer.add(replace(outcome, record=replace(outcome.record, skew=f"{NASTY}{precision}", hardware=NASTY)))
     document = report_html(run)
     assert "alert(1)" in document
     assert "<script>alert" not in document
