@@ -60,6 +60,12 @@ def _choose_run(runs: Runs) -> RunInfo:
     return by_id[run_id]
 
 
+def pick_run(run_id: str) -> None:
+    """Make the next drawing of the page show this run."""
+    st.session_state.setdefault("choices", {})["run"] = [run_id]
+    st.session_state.pop(_key("run"), None)
+
+
 def _run_label(info: RunInfo) -> str:
     when = (info.created_at or "").replace("T", " ")[:16]
     return f"{info.name} · {when}" + ("" if info.status == "finished" else f" · {info.status}")

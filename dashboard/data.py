@@ -28,9 +28,14 @@ class Runs:
     is_reference: bool
 
 
+def results_folder() -> Path:
+    """Where runs are looked for and started: ``MOE_WORKBENCH_RESULTS``, else ./results."""
+    return Path(os.environ.get(RESULTS_VARIABLE) or "results")
+
+
 def find_runs() -> Runs:
-    """Runs of the results folder (``MOE_WORKBENCH_RESULTS``, else ./results), or the reference runs without any."""
-    folder = Path(os.environ.get(RESULTS_VARIABLE) or "results")
+    """Runs of the results folder, or the reference runs of the checkout when it has none."""
+    folder = results_folder()
     reference = Path(dashboard.__file__).parent.parent / "results" / "reference"
     infos = list_runs(folder)
     if infos:

@@ -4,6 +4,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.choices import View, choose_view
+from dashboard.control import show_start, show_stop
 from dashboard.data import find_runs
 from dashboard.show import plain, show_counts, show_findings
 from workbench.analysis.columns import DESCRIBING, varying_columns
@@ -33,15 +34,18 @@ COLUMNS = {
 def main() -> None:
     view = choose_view()
     if view is None:
+        show_start()
         return
     st.title(plain(view.info.name))
     st.caption(f"Run `{view.info.run_id}`, {view.info.status}")
     if view.info.status == "running":
         follow(view)
+        show_stop(view.run.path)
     show_counts(view.cells)
     show_findings(view)
     show_cells(view.cells)
     show_conditions(view)
+    show_start()
     with st.expander("All runs here"):
         st.dataframe(pd.DataFrame([runs_row(info) for info in reversed(find_runs().infos)]), hide_index=True)
 

@@ -1,6 +1,7 @@
 """Each page by itself, without a browser."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 from tests.sample_run import write_sample_run
 from workbench.store.parts import part_path
 from workbench.store.progress import append_event
-from workbench.store.run_folder import open_run
+from workbench.store.run_folder import list_runs, open_run
 from workbench.store.writer import Writer
 
 PAGES = Path(__file__).parents[2] / "dashboard" / "pages"
@@ -123,3 +124,31 @@ def test_running_run_shows_its_progress(page, tmp_path):
         assert not test.exception
         (bar,) = test.get("progress")
         assert "3 of 9 cells, about 7 s left" in bar.proto.text
+
+
+def test_scenario_that_is_refused_says_why(page, tmp_path):
+    test = page("runs", folder=tmp_path)
+    test.text_input[0].set_value("quikstart")
+    test.button[0].click().run()
+    assert not test.exception
+    assert "quickstart" in test.error[0].value
+    assert "Traceback" not in test.error[0].value
+    assert not list(tmp_path.iterdir())
+
+
+def test_run_is_started_shown_and_finished(page, tmp_path):
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text("name: small\nmodel: deepseek-v3-tiny\nengine: simulate\ncluster: {hardware: h200-sxm}\n")
+    folder = tmp_path / "results"
+    test = page("runs", folder=folder)
+    test.text_input[0].set_value(str(scenario))
+    test.button[0].click().run()
+    assert not test.exception
+    assert test.title[0].value == "small"
+    deadline = time.monotonic() + 120
+    while list_runs(folder)[0].status != "finished":
+        assert time.monotonic() < deadline, list_runs(folder)
+        time.sleep(0.5)
+    test.run()
+    assert not test.exception
+    assert "1 ok" in test.markdown[0].value
