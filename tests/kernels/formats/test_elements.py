@@ -144,3 +144,34 @@ def test_e8m0_decode_equals_ml_dtypes_for_every_byte(device):
     values = from_e8m0(torch.from_numpy(codes).to(device))
     np.testing.assert_array_equal(values.cpu().numpy(), expected)
     np.testing.assert_array_equal(from_e8m0(torch.from_numpy(codes), torch.bfloat16).float().numpy(), expected)
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_views_and_odd_lengths_cast_as_their_copies_do(name):
+    encode, decode, _, count, _ = ELEMENTS[name]
+    codes = torch.arange(count, dtype=torch.uint8).repeat(3)
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(1))
+    for target in (torch.float32, torch.bfloat16, torch.float16):
+        one_by_one = torch.stack([decode(code, target) for code in codes])
+        for view in (slice(None), slice(1, None), slice(0, 7), slice(3, 8), slice(None, None, 2), slice(0, 0)):
+            assert torch.equal(decode(codes[view], target).nan_to_num(nan=-1.0), one_by_one[view].nan_to_num(nan=-1.0))
+    assert torch.equal(encode(x.T), encode(x).T)
+    assert torch.equal(encode(x[:, 1::2]), encode(x)[:, 1::2])
+    assert torch.equal(encode(x[0, 0]), encode(x)[0, 0])
+
+
+def test_packing_of_views_equals_that_of_their_copies():
+    codes = torch.arange(96, dtype=torch.uint8).reshape(6, 16) % 16
+    flat = codes.flatten()[1:33]
+    for view in (codes[:, ::2], codes[:, 1:9], codes.T, flat, codes[:0], codes[1:, :5]):
+        wide = torch.nn.functional.pad(view, (0, view.shape[-1] % 2))
+        assert torch.equal(pack_nibbles(view), wide[..., 0::2] + 16 * wide[..., 1::2])
+
+
+@pytest.mark.parametrize("name", ["e5m2", "e2m1"])
+def test_a04_what_lies_below_bf16_decides_a_tie(name):
+    """A float32 that differs from a midpoint only in its last bit is not taken for the midpoint."""
+    encode, decode, _, _, _ = ELEMENTS[name]
+    tie, next_value = {"e2m1": (1.25, 1.5), "e5m2": (1.125, 1.25)}[name]
+    down, up = (torch.tensor(tie).nextafter(torch.tensor(side)) for side in (0.0, 9.0))
+    assert decode(encode(torch.stack([down, torch.tensor(tie), up]))).tolist() == [1.0, 1.0, next_value]
