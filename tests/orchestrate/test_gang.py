@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -129,7 +130,8 @@ def test_ranks_that_all_raise_keep_their_processes(two):
     assert [answer[3] for answer in ask_gang(two, TASKS["surroundings"], None, limit_s=LIMIT_S)] == before
 
 
-def test_w09_large_answers_are_let_go(two):
+def test_w09_large_answers_are_let_go(session, two):
+    """800 MB pass through a store of 100 MB: kept references would spill to disk, copies would fill this process."""
     used = []
     for _ in range(50):
         answers = ask_gang(two, TASKS["eight_megabytes"], None, limit_s=LIMIT_S)
@@ -137,6 +139,8 @@ def test_w09_large_answers_are_let_go(two):
         del answers
         used.append(psutil.Process().memory_info().rss)
     assert max(used[25:]) - used[10] < 64 * 2**20
+    spilled = [path for path in Path(session.temp_dir).rglob("*") if "spilled" in str(path) and path.is_file()]
+    assert spilled == []
 
 
 def test_a_rank_that_raises_alone_is_blamed_not_those_that_wait_for_it(session, monkeypatch):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from workbench.orchestrate.session import Session
 from workbench.run.describe import failed, unsupported
@@ -49,26 +50,36 @@ def simulate_in_tasks(
 
     task = ray.remote(simulate_batch).options(num_cpus=1, max_retries=0)
     queue = [tuple(cells[start : start + BATCH]) for start in range(0, len(cells), BATCH)]
-    flying: dict[ray.ObjectRef, tuple[tuple[Cell, ...], float]] = {}
-    while queue or flying:
-        while queue and len(flying) < session.cores:
-            batch = queue.pop(0)
-            flying[task.remote(batch)] = (batch, time.monotonic() + BATCH_LIMIT_S)
-        done, _ = ray.wait(list(flying), num_returns=1, timeout=_POLL_S)
-        late = [ref for ref, (_, deadline) in flying.items() if ref not in done and time.monotonic() > deadline]
-        for ref in late:
+    flying: dict[Any, tuple[tuple[Cell, ...], float]] = {}
+    try:
+        while queue or flying:
+            while queue and len(flying) < session.cores:
+                batch = queue.pop(0)
+                flying[task.remote(batch)] = (batch, time.monotonic() + BATCH_LIMIT_S)
+            for batch, outcomes in _landed(flying):
+                if not isinstance(outcomes, str):
+                    yield from zip(batch, outcomes, strict=True)
+                elif len(batch) == 1:
+                    yield batch[0], failed(batch[0], f"its simulation ended without a result: {outcomes}")
+                else:
+                    queue[:0] = [(cell,) for cell in batch]
+            if should_stop():
+                return
+    finally:
+        for ref in flying:
             ray.cancel(ref, force=True)
-        for ref in [*done, *late]:
-            batch, _ = flying.pop(ref)
-            outcomes = f"no answer within {BATCH_LIMIT_S:.0f} s" if ref in late else _outcomes(ref)
-            if not isinstance(outcomes, str):
-                yield from zip(batch, outcomes, strict=True)
-            elif len(batch) == 1:
-                yield batch[0], failed(batch[0], f"its simulation ended without a result: {outcomes}")
-            else:
-                queue[:0] = [(cell,) for cell in batch]
-        if should_stop():
-            return
+
+
+def _landed(flying: dict[Any, tuple[tuple[Cell, ...], float]]) -> list[tuple[tuple[Cell, ...], list[Outcome] | str]]:
+    """Batches that are over, taken out of ``flying``, each with its outcomes or with why it has none."""
+    import ray
+
+    done, _ = ray.wait(list(flying), num_returns=1, timeout=_POLL_S)
+    late = [ref for ref, (_, deadline) in flying.items() if ref not in done and time.monotonic() > deadline]
+    for ref in late:
+        ray.cancel(ref, force=True)
+    landed = [(flying.pop(ref)[0], _outcomes(ref)) for ref in done]
+    return landed + [(flying.pop(ref)[0], f"no answer within {BATCH_LIMIT_S:.0f} s") for ref in late]
 
 
 def _outcomes(ref: object) -> list[Outcome] | str:

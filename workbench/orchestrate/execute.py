@@ -147,15 +147,16 @@ class _Driver:
         return self._summary(wanted, status)
 
     def _keep_all(self, pending: list[Cell], writer: Writer, progress: RunProgress) -> str:
-        status = "failed"
+        status, num_left = "failed", len(pending)
         try:
             with closing(self._finish(pending, progress)) as finished:
                 for cell, outcome in finished:
                     writer.add(outcome)
                     progress.cell(cell, outcome)
+                    num_left -= 1
                     if self._stop():
                         break
-            status = "stopped" if self._stop.why else "finished"
+            status = "stopped" if num_left else "finished"
         except (Stopped, KeyboardInterrupt) as end:
             status = "stopped"
             if isinstance(end, KeyboardInterrupt):

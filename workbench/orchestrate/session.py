@@ -23,6 +23,8 @@ _LOCAL_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's agents outlive a killed driver for as long as they look for its head: 60 s if left unset.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+    # A gang has workers of its own environment, so workers started ahead would only take its cores.
+    "RAY_prestart_worker_first_driver": "0",
     # Off, Ray takes 127.0.0.1 for the node's address, so every port binds to loopback; on, they bind to all.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
