@@ -222,6 +222,12 @@ def test_links_and_memory_of_the_cluster_are_merged():
     assert cell.cluster.device == "cuda"
 
 
+def test_a_measured_all_to_all_belongs_to_the_links_it_was_measured_on():
+    text = "model: mixtral-8x7b\ncluster: {{hardware: h200-sxm, links: {{{}}}}}\n"
+    assert one(text.format("scale_out_gb_per_s: 25")).cluster.hardware.measured_all_to_all is not None
+    assert one(text.format("scale_up_gb_per_s: 100")).cluster.hardware.measured_all_to_all is None
+
+
 def test_scopes_without_a_model_plan():
     cell = one("scope: {kind: all_to_all, bytes_per_rank: 1MiB}\ncluster: {hardware: h200-sxm, gpus_per_node: 8}\n")
     assert cell.model is None

@@ -181,6 +181,12 @@ def test_exclude_that_matches_nothing_drops_nothing():
     assert len(raws(BASE + "matrix: {workload.seed: [1, 2]}\nexclude: [{precision: nvfp4}, {workload.seed: 3}]\n")) == 2
 
 
+def test_exclude_of_two_zipped_fields_needs_both_at_one_step():
+    text = BASE + "zip: {workload.seed: [1, 2, 3], workload.steps: [1, 1, 2]}\n"
+    assert len(raws(text + "exclude: [{workload.seed: 1, workload.steps: 2}]\n")) == 3
+    assert len(raws(text + "exclude: [{workload.seed: 3, workload.steps: 2}]\n")) == 2
+
+
 def test_zip_steps_together_and_one_value_repeats():
     points = raws(BASE + "zip: {workload.tokens_per_rank: [1, 2], precision: [bf16, nvfp4], workload.seed: [5]}\n")
     got = [(raw["workload"]["tokens_per_rank"], raw["precision"], raw["workload"]["seed"]) for raw in points]
