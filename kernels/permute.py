@@ -75,14 +75,26 @@ def combine_rows(
 
     A pair without a row adds nothing. Returned in ``out_dtype``, or in the dtype of the rows.
     """
-    out_dtype = out_dtype or rows_MH.dtype
     row_of_pair_TK = _row_of_pair(perm, weights_TK.numel()).view(weights_TK.shape)
+    return combine_at(rows_MH, row_of_pair_TK, weights_TK, out_dtype=out_dtype, backend=backend)
+
+
+def combine_at(
+    rows_MH: Tensor,
+    row_of_pair_TK: Tensor,
+    weights_TK: Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """``combine_rows`` for rows in any place: pair (t, k) has the row ``row_of_pair_TK[t, k]`` (int64), or none if -1."""
+    out_dtype = out_dtype or rows_MH.dtype
     if row_backend_on(rows_MH.device, backend) == "triton":
         from kernels.triton_rows import triton_combine
 
         return triton_combine(rows_MH, row_of_pair_TK, weights_TK, out_dtype=out_dtype)
     y_TH = torch.zeros(weights_TK.shape[0], rows_MH.shape[1], dtype=torch.float32, device=rows_MH.device)
-    if perm.num_rows < weights_TK.numel():
+    if rows_MH.is_cuda or bool((row_of_pair_TK < 0).any()):  # a GPU must not wait to learn it
         # A pair without a row has the index -1, which then finds this row of zeros.
         rows_MH = torch.cat([rows_MH, rows_MH.new_zeros(1, rows_MH.shape[1])])
         row_of_pair_TK = row_of_pair_TK.remainder(rows_MH.shape[0])
