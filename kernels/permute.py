@@ -87,7 +87,7 @@ def combine_at(
     out_dtype: torch.dtype | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """``combine_rows`` for rows in any place: pair (t, k) has the row ``row_of_pair_TK[t, k]`` (int64), or none if -1."""
+    """``combine_rows`` for rows in any place: ``row_of_pair_TK`` (int64) says which row a pair has, -1 for none."""
     out_dtype = out_dtype or rows_MH.dtype
     if row_backend_on(rows_MH.device, backend) == "triton":
         from kernels.triton_rows import triton_combine
