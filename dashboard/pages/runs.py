@@ -1,4 +1,4 @@
-"""Runs: how the run went, what it says in words, every cell, and the conditions."""
+"""Runs: how the run went, what it says in words and at a glance, every cell, and the conditions."""
 
 import pandas as pd
 import streamlit as st
@@ -6,7 +6,7 @@ import streamlit as st
 from dashboard.choices import View, choose_view
 from dashboard.control import show_start, show_stop
 from dashboard.data import find_runs
-from dashboard.show import plain, show_counts, show_findings
+from dashboard.show import plain, show_counts, show_figure, show_findings
 from workbench.analysis.columns import DESCRIBING, varying_columns
 from workbench.report.conditions import condition_groups, group_title
 from workbench.report.html import flat_items, report_html
@@ -43,6 +43,7 @@ def main() -> None:
         show_stop(view.run.path)
     show_counts(view.cells)
     show_findings(view)
+    show_figure("latency", view)
     show_cells(view.cells)
     show_conditions(view)
     show_start()

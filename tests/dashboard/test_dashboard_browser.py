@@ -13,22 +13,19 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import sync_playwright
 
-from tests.sample_run import write_sample_run
-
 ROOT = Path(__file__).parents[2]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
              "--disable-component-update", "--disable-sync"]  # fmt: skip
-PAGES = {"Runs": 0, "Precisions": 3, "Routing and dispatch": 5}
+PAGES = {"Runs": 1, "Precisions": 3, "Routing and dispatch": 5}
 START_S, WAIT_MS = 60, 60_000
 PROBES = ("_stcore/health", "_stcore/host-config")
 """Streamlit looks for its server below a deep link first, and the browser logs the 404 of that."""
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    results = tmp_path_factory.mktemp("browser")
-    write_sample_run(results)
+def address(demo):
+    results = demo.results
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -14,7 +14,7 @@ from workbench.store.run_folder import list_runs, open_run
 from workbench.store.writer import Writer
 
 PAGES = Path(__file__).parents[2] / "dashboard" / "pages"
-FIGURES = {"runs": 0, "precisions": 3, "routing_and_dispatch": 5}
+FIGURES = {"runs": 1, "precisions": 3, "routing_and_dispatch": 5}
 
 
 @pytest.fixture(scope="module")
