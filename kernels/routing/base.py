@@ -19,14 +19,16 @@ ROWS_A_PART = 4096
 @dataclass(frozen=True, eq=False)
 class Routing:
     """``ids`` int32 [T, K] in descending score order, distinct in a row; -1 is a dropped pair. ``weights`` float32
-    [T, K], 0 where dropped."""
+    [T, K] (float64 for logits of that kind), 0 where dropped; they carry gradients to the logits."""
 
     ids: Tensor
     weights: Tensor
 
 
 class Route(Protocol):
-    def __call__(self, logits_TE: Tensor, *, top_k: int, bias: Tensor | None = ...) -> Routing: ...
+    """``backend`` is ``auto``, ``torch`` or ``triton``; routers without a kernel of their own run in torch whatever."""
+
+    def __call__(self, logits_TE: Tensor, *, top_k: int, bias: Tensor | None = ..., backend: str = ...) -> Routing: ...
 
 
 def check_logits(logits_TE: Tensor, *, top_k: int, bias: Tensor | None) -> None:
@@ -53,16 +55,25 @@ def check_groups(num_experts: int, *, top_k: int, num_groups: int, topk_group: i
 
 
 def finite_logits(logits_TE: Tensor) -> Tensor:
-    """float32 logits where NaN is -inf (never preferred, weight 0) and +inf the largest float.
+    """float32 (or float64) logits where NaN is -inf (never preferred, weight 0) and +inf the largest float.
 
-    A row of NaN alone thus selects experts 0..K-1, all with weight 0.
+    A row of NaN alone thus selects experts 0..K-1, all with weight 0. No gradient flows to what was replaced.
     """
-    return logits_TE.float().nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    logits_TE = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
+    return logits_TE.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
+def is_dead(logits: Tensor) -> Tensor:
+    """[rows, 1]: rows of -inf alone, such as those of a token whose logits are all NaN."""
+    return (logits == -torch.inf).all(-1, keepdim=True)
 
 
 def softmax_or_zero(logits: Tensor) -> Tensor:
-    """Softmax over the last dimension; a row of -inf alone gives zeros and not NaN."""
-    return logits.softmax(-1).nan_to_num_(nan=0.0)
+    """Softmax over the last dimension; a row of -inf alone gives zeros and not NaN, and zero gradients."""
+    if not logits.requires_grad:
+        return logits.softmax(-1).nan_to_num_(nan=0.0)
+    dead = is_dead(logits)
+    return logits.masked_fill(dead, 0.0).softmax(-1).masked_fill(dead, 0.0)
 
 
 def even_sigmoid(logits: Tensor) -> Tensor:
@@ -71,7 +82,26 @@ def even_sigmoid(logits: Tensor) -> Tensor:
     torch.sigmoid on a CPU rounds the tail of a buffer differently from its body, which would break ties by position
     and make a token's result depend on its neighbours; exp does not.
     """
+    return _EvenSigmoid.apply(logits) if logits.requires_grad else _even_sigmoid(logits)
+
+
+def _even_sigmoid(logits: Tensor) -> Tensor:
     return logits.neg().exp_().add_(1.0).reciprocal_()
+
+
+class _EvenSigmoid(torch.autograd.Function):
+    """Its own derivative: that of exp alone would be 0 * inf for a logit of -inf."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor) -> Tensor:
+        scores = _even_sigmoid(logits)
+        ctx.save_for_backward(scores)
+        return scores
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        return grad * scores * (1.0 - scores)
 
 
 def finish_weights(scores_TK: Tensor, *, norm_topk: bool, routed_scaling: float) -> Tensor:
@@ -82,7 +112,7 @@ def finish_weights(scores_TK: Tensor, *, norm_topk: bool, routed_scaling: float)
 
 
 def route_rows(logits_TE: Tensor, route: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Routing:
-    """Apply ``route(clean float32 logits) -> (ids int64, weights)``, which treats rows alone, part by part on a CPU."""
+    """Apply ``route(clean logits) -> (ids int64, weights)``, which treats rows alone, part by part on a CPU."""
     step = ROWS_A_PART if logits_TE.device.type == "cpu" else max(1, logits_TE.shape[0])
     parts = [route(finite_logits(part)) for part in logits_TE.split(step)]
     ids, weights = parts[0] if len(parts) == 1 else (torch.cat(pieces) for pieces in zip(*parts, strict=True))

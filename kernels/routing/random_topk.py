@@ -4,17 +4,27 @@ import torch
 from torch import Tensor
 
 from kernels.routing.base import ROWS_A_PART, Routing, check_logits
+from kernels.routing.draws import uniform_bits
 from kernels.routing.select import top_k_ids
 
 
-def random_topk(logits_TE: Tensor, *, top_k: int, bias: Tensor | None = None, seed: int) -> Routing:
+def random_topk(
+    logits_TE: Tensor, *, top_k: int, bias: Tensor | None = None, seed: int, backend: str = "auto"
+) -> Routing:
     """K distinct experts a token, each with weight 1/K. Only the shape and the device of the logits matter.
 
-    The draw is made on the CPU, so that a seed gives the same experts on every device.
+    A seed gives the same experts on every device.
     """
     check_logits(logits_TE, top_k=top_k, bias=bias)
-    generator = torch.Generator().manual_seed(seed)
-    draws = (torch.rand(tuple(part.shape), generator=generator) for part in logits_TE.split(ROWS_A_PART))
-    ids = torch.cat([top_k_ids(draw, top_k) for draw in draws]).to(torch.int32)
-    weights = torch.full(ids.shape, 1.0 / top_k)
-    return Routing(ids.to(logits_TE.device), weights.to(logits_TE.device))
+    num_tokens, num_experts = logits_TE.shape
+    device, step = logits_TE.device, ROWS_A_PART if logits_TE.device.type == "cpu" else max(1, num_tokens)
+    parts = [
+        uniform_bits(min(step, num_tokens - row), num_experts, seed=seed, device=device, first_row=row)
+        for row in range(0, max(1, num_tokens), step)
+    ]
+    return even_weights(torch.cat([top_k_ids(part, top_k) for part in parts]))
+
+
+def even_weights(ids_TK: Tensor) -> Routing:
+    """Weight 1/K for each of the ids."""
+    return Routing(ids_TK.to(torch.int32), torch.full(ids_TK.shape, 1.0 / ids_TK.shape[1], device=ids_TK.device))

@@ -9,7 +9,7 @@ _LOW_HALF = 0xFFFFFFFF
 
 
 def top_k_ids(scores: Tensor, k: int) -> Tensor:
-    """int64 ids [rows, k] of the k largest of float32 ``scores`` [rows, E], NaN-free.
+    """int64 ids [rows, k] of the k largest of ``scores`` [rows, E], NaN-free, compared as float32.
 
     torch.topk leaves the order of ties open. On a CPU it runs first, one place further than asked, and only rows
     with equal neighbours are selected again by unique keys; on CUDA keys are used for all rows, because looking for
@@ -18,6 +18,7 @@ def top_k_ids(scores: Tensor, k: int) -> Tensor:
     >>> top_k_ids(torch.tensor([[1.0, 3.0, 3.0, 0.0]]), 2)
     tensor([[1, 2]])
     """
+    scores = scores.detach().float()
     if scores.device.type != "cpu":
         return _by_unique_keys(scores, k)
     values, ids = scores.topk(min(k + 1, scores.shape[1]))

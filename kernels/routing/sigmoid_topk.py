@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from kernels.routing.base import Routing, check_logits, even_sigmoid, finish_weights, route_rows
-from kernels.routing.select import top_k_ids
+from kernels.routing.base import Routing
+from kernels.routing.rules import ScoreRule, route_by
 
 
 def sigmoid_topk(
@@ -13,13 +13,8 @@ def sigmoid_topk(
     bias: Tensor | None = None,
     norm_topk: bool = False,
     routed_scaling: float = 1.0,
+    backend: str = "auto",
 ) -> Routing:
     """Select by logit + bias; weights are sigmoids, each for itself unless ``norm_topk``."""
-    check_logits(logits_TE, top_k=top_k, bias=bias)
-
-    def route(logits: Tensor) -> tuple[Tensor, Tensor]:
-        ids = top_k_ids(logits if bias is None else logits + bias, top_k)
-        scores = even_sigmoid(logits.gather(1, ids))
-        return ids, finish_weights(scores, norm_topk=norm_topk, routed_scaling=routed_scaling)
-
-    return route_rows(logits_TE, route)
+    rule = ScoreRule(select_by="logits", weigh_by="sigmoid", norm_topk=norm_topk, routed_scaling=routed_scaling)
+    return route_by(rule, logits_TE, top_k=top_k, bias=bias, backend=backend)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.workload.factory import make_cell
-from workbench.balance.capacity import require_dropless
 from workbench.balance.placement import ExpertMap, expert_map_of, place, to_slots
 from workbench.spec.dispatch import Balance, Placement
 from workbench.spec.errors import Unsupported
@@ -112,9 +111,3 @@ def test_replicas_share_to_within_one_pair_a_source():
     for expert in range(32):
         own = counts[flat == expert]
         assert own.max() - own.min() <= 8
-
-
-def test_capacity_is_refused_until_it_is_there():
-    require_dropless(make_cell())
-    with pytest.raises(Unsupported, match="capacity"):
-        require_dropless(make_cell().model_copy(update={"balance": Balance(capacity=1.25)}))

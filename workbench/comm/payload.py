@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.formats import FORMATS, Quantised
 from workbench.spec.scenario import Cell
+from workbench.workload.traffic import routing_width
 
 FORMAT_OF_DTYPE = {"bf16": "bf16", "fp8_block": "e4m3_block", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 METADATA_BYTES_PER_PAIR = 8
@@ -66,7 +67,7 @@ def dispatch_row_bytes(cell: Cell) -> int:
     """Bytes of one dispatch row of a cell with a model, metadata included."""
     dispatch = cell.dispatch
     payload = encoded_bytes(cell.model.hidden, dispatch.dispatch_dtype)
-    return payload + metadata_bytes(dispatch.strategy, cell.model.top_k)
+    return payload + metadata_bytes(dispatch.strategy, routing_width(cell))
 
 
 def combine_row_bytes(cell: Cell) -> int:

@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 
 from workbench.spec.model import Model
+from workbench.spec.router import Cosine, Router
 
 SHARED_EXPERT = -1
 ROUTER = -2
@@ -100,7 +102,15 @@ def _make_weights(model_json: str, experts: tuple[int, ...], seed: int, device: 
 _cached_weights = lru_cache(maxsize=8)(_make_weights)
 
 
-def router_weight(model: Model, *, seed: int, device: torch.device) -> torch.Tensor:
-    """The gate's matrix [H, E], bf16."""
-    values = torch.randn(model.hidden, model.num_experts, generator=_generator(seed, ROUTER, device), device=device)
-    return values.div_(math.sqrt(model.hidden)).to(torch.bfloat16)
+def gate_weights(model: Model, router: Router, *, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Matrices that x goes through before the router, bf16: [H, E]; [H, P] and [P, E] for cosine; none for a router
+    that looks at no logits."""
+    if router.kind in ("hash", "random"):
+        return ()
+    middle = (router.projection,) if isinstance(router, Cosine) else ()
+    sizes = (model.hidden, *middle, model.num_experts)
+    generator = _generator(seed, ROUTER, device)
+    return tuple(
+        torch.randn(rows, columns, generator=generator, device=device).div_(math.sqrt(rows)).to(torch.bfloat16)
+        for rows, columns in pairwise(sizes)
+    )

@@ -23,14 +23,15 @@ Stage = tuple[str, Callable[[], None]]
 
 @dataclass(frozen=True)
 class RankLayer:
-    """All that a rank needs before the clock starts. ``route`` is None where the scope leaves the gate out.
+    """All that a rank needs before the clock starts. ``route`` is None where the scope leaves the gate out, and
+    ``gate`` holds the matrices in front of it.
 
     ``adds_shared`` is False for a part of a group, whose output rows are not this rank's tokens.
     """
 
     x_TH: Tensor
     logits_TE: Tensor
-    router_HE: Tensor
+    gate: tuple[Tensor, ...]
     route: Callable[[Tensor], Routing] | None
     exchange: Exchange
     experts: ExpertWeights
@@ -83,8 +84,10 @@ class LayerRun:
             stage()
 
     def _gate(self) -> None:
-        # The product is the gate's cost; the traffic's logits decide, so that every router meets the same ones.
-        torch.mm(self.layer.x_TH, self.layer.router_HE)
+        # The products are the gate's cost; the traffic's logits decide, so that every router meets the same ones.
+        features = self.layer.x_TH
+        for weight in self.layer.gate:
+            features = torch.mm(features, weight)
         assert self.layer.route is not None
         self.routing = self.layer.route(self.layer.logits_TE)
 

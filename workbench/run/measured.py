@@ -75,7 +75,6 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
         "workload.micro_batches": (cell.workload.micro_batches, 1),
         "dispatch.overlap": (cell.dispatch.overlap.kind, "none"),
         "dispatch.shared_expert_overlap": (cell.dispatch.shared_expert_overlap, False),
-        "balance.capacity": (cell.balance.capacity, None),
         "balance.training": (cell.balance.training, "none"),
         "offload.tier": (cell.offload.tier, "none"),
         "optimizer": (cell.optimizer, "none"),

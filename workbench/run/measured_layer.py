@@ -107,7 +107,7 @@ def _work_fields(cell: Cell, prepared: Prepared, context: RankContext) -> dict[s
         "weight_bytes": layer.experts.nbytes + shared_bytes,
         "peak_memory_bytes": context.peak_memory_bytes(),
         "pairs": pairs,
-        "dropped_tokens": int((prepared.traffic.ids[prepared.group_rank] < 0).sum()),
+        "dropped_tokens": int(prepared.traffic.dropped_R[prepared.group_rank]),
         "expert_tokens": counts,
         "hardware_name": context.hardware_name,
     }

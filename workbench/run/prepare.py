@@ -3,7 +3,6 @@
 R ranks of the expert-parallel group, T tokens a rank, K top-k, S slots a rank, H hidden.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,21 +13,20 @@ from torch import Tensor
 from kernels.activation import Activation
 from kernels.moe import ExpertWeights, prepare_weights
 from kernels.recipes import Recipe, format_name
-from kernels.routing import ROUTERS, Routing
 from workbench.balance.placement import ExpertMap, expert_map_of, to_slots
 from workbench.comm.plan import DispatchPlan
 from workbench.comm.rank_plan import RankPlan, prepare_rank
 from workbench.comm.strategies import make_plan
 from workbench.run.context import RankContext
 from workbench.run.exchange import Planned, Staying
-from workbench.run.inputs import CACHED_BYTES, SHARED_EXPERT, expert_weights, router_weight, weight_bytes
+from workbench.run.inputs import CACHED_BYTES, SHARED_EXPERT, expert_weights, gate_weights, weight_bytes
 from workbench.run.layer import RankLayer
 from workbench.spec.errors import Unsupported
 from workbench.spec.model import Model
 from workbench.spec.precision import Precision
 from workbench.spec.scenario import Cell
 from workbench.workload.data import rank_activations
-from workbench.workload.traffic import RoutedTraffic, cell_router, rank_logits, route_all, router_arguments
+from workbench.workload.traffic import RoutedTraffic, cell_router, rank_logits, rank_router, route_all
 
 BACKENDS = {"ours": "auto", "torch": "torch"}
 
@@ -134,14 +132,16 @@ def _rank_layer(
     model, seed = cell.model, cell.workload.seed
     assert model is not None
     logits = torch.from_numpy(np.array(rank_logits(cell, rank=group_rank))).to(context.device)
-    shared = None
+    route = shared = None
+    if cell.scope.kind == "layer":
+        route = rank_router(cell, rank=group_rank, device=context.device, backend=backend_of(cell))
     if model.shared_intermediate:
         shared = _encoded(cell, (SHARED_EXPERT,), device=context.device)
     return RankLayer(
         x_TH=x_TH,
         logits_TE=logits,
-        router_HE=router_weight(model, seed=seed, device=context.device),
-        route=_router(cell, context.device) if cell.scope.kind == "layer" else None,
+        gate=gate_weights(model, cell_router(cell), seed=seed, device=context.device),
+        route=route,
         exchange=exchange,
         experts=_encoded(cell, tuple(int(e) for e in expert_map.slots[group_rank]), device=context.device),
         shared=shared,
@@ -149,13 +149,6 @@ def _rank_layer(
         weight_on=getattr(cell_router(cell), "weight_on", "output"),
         backend=backend_of(cell),
     )
-
-
-def _router(cell: Cell, device: torch.device) -> Callable[[Tensor], Routing]:
-    router = cell_router(cell)
-    route, top_k = ROUTERS[router.kind], cell.model.top_k
-    arguments = router_arguments(router, cell.model.num_experts, device=device)
-    return lambda logits_TE: route(logits_TE, top_k=top_k, **arguments)
 
 
 def _encoded(cell: Cell, experts: tuple[int, ...], *, device: torch.device) -> ExpertWeights:

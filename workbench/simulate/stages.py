@@ -21,7 +21,9 @@ from workbench.simulate.traffic import GroupTraffic
 from workbench.simulate.weights import FLOAT32_BYTES, WIDE_BYTES, expert_bytes
 from workbench.spec.model import Model
 from workbench.spec.precision import NumberFormat, Precision, tensor_bytes
+from workbench.spec.router import Cosine, Router
 from workbench.spec.scenario import Cell
+from workbench.workload.traffic import cell_router
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def layer_stages(cell: Cell, traffic: GroupTraffic) -> LayerStages:
     experts = _expert_stages(cell, traffic, rates=rates)
     after: list[Stage] = []
     if cell.scope.kind != "layer_no_router":
-        before.append(gate_stage(model, tokens_R, rates=rates))
+        before.append(gate_stage(model, cell_router(cell), tokens_R, rates=rates))
     if traffic.hops:
         before += _before_dispatch(cell, traffic, tokens_R=tokens_R, rates=rates)
         experts += _before_combine(cell, traffic, rates=rates)
@@ -61,11 +63,20 @@ def layer_stages(cell: Cell, traffic: GroupTraffic) -> LayerStages:
     )
 
 
-def gate_stage(model: Model, tokens_R: np.ndarray, *, rates: Rates) -> Stage:
-    """Logits [T, E] in bf16 math from x [T, H], written in float32 and read again by the selection."""
-    per_token = WIDE_BYTES * model.hidden + 2 * FLOAT32_BYTES * model.num_experts + 8 * model.top_k
-    moved_R = tokens_R * per_token + WIDE_BYTES * model.hidden * model.num_experts
-    return Stage("gate", moved_R, 2.0 * tokens_R * model.hidden * model.num_experts, 2, rates.wide_flops_per_us)
+def gate_stage(model: Model, router: Router, tokens_R: np.ndarray, *, rates: Rates) -> Stage:
+    """Logits [T, E] in bf16 math from x [T, H], written in float32 and read again by the selection.
+
+    Cosine goes by way of a projection, written and read in bf16; a router without logits only writes its result.
+    """
+    result = 8 * model.top_k
+    if router.kind in ("hash", "random"):
+        return Stage("gate", tokens_R * result, 0.0 * tokens_R, 1, rates.wide_flops_per_us)
+    middle = router.projection if isinstance(router, Cosine) else 0
+    weights = model.hidden * (middle or model.num_experts) + middle * model.num_experts
+    read = WIDE_BYTES * (model.hidden + 2 * middle)
+    per_token = read + 2 * FLOAT32_BYTES * model.num_experts + result
+    moved_R = tokens_R * per_token + WIDE_BYTES * weights
+    return Stage("gate", moved_R, 2.0 * tokens_R * weights, 3 if middle else 2, rates.wide_flops_per_us)
 
 
 def quantise_stage(

@@ -112,7 +112,7 @@ def count_traffic(cell: Cell, traffic: RoutedTraffic) -> GroupTraffic:
         buffer_rows_R=rows_R,
         expert_tokens_E=expert_tokens_E,
         touched_experts=int((loads_E > 0).sum()),
-        dropped_pairs=float((traffic.ids < 0).sum() * scale),
+        dropped_pairs=float(traffic.dropped_R.sum() * scale),
         hops=hops,
         node_R=node_R,
     )

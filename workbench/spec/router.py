@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from workbench.spec.base import Count, Flag, Frozen, NonNegativeReal, Positive, kind_from_text
+from workbench.spec.base import Count, Flag, Frozen, NonNegativeReal, Positive, Real, kind_from_text
 
 
 class _Scaled(Frozen):
@@ -62,28 +62,37 @@ class Switch(Frozen):
 
 
 class NoisyTopk(Frozen):
-    """Noisy top-k gating (Shazeer et al. 2017)."""
+    """Noisy top-k gating (Shazeer et al. 2017); ``noise`` is the standard deviation of what is added to a logit."""
 
     kind: Literal["noisy_topk"] = "noisy_topk"
     noise: NonNegativeReal = 1.0
 
 
 class BatchPrioritized(Frozen):
-    """Tokens take capacity in the order of their largest score."""
+    """Tokens take capacity in the order of their largest score (V-MoE); the factor has Tutel's meaning.
+
+    Above 0 an expert takes top_k * floor(factor * ceil(T / E)) of a rank's T tokens, at least one; 0 drops nothing;
+    below 0 the absolute value counts.
+    """
 
     kind: Literal["batch_prioritized"] = "batch_prioritized"
-    capacity_factor: Positive = 1.0
+    capacity_factor: Real = 1.0
+    norm_topk: Flag = False
 
 
 class ExpertChoice(Frozen):
-    """Every expert takes its best tokens."""
+    """Every expert takes its best top_k * capacity_factor * T / E of a rank's T tokens (Zhou et al. 2022).
+
+    ``max_experts`` bounds the experts of one token; null does not.
+    """
 
     kind: Literal["expert_choice"] = "expert_choice"
     capacity_factor: Positive = 1.0
+    max_experts: Count | None = None
 
 
 class Cosine(Frozen):
-    """Cosine similarity in a projected space, with a temperature."""
+    """Cosine similarity over a temperature (X-MoE), in a space of ``projection`` dimensions that x is projected to."""
 
     kind: Literal["cosine"] = "cosine"
     projection: Count = 256
@@ -91,9 +100,10 @@ class Cosine(Frozen):
 
 
 class Hash(Frozen):
-    """Experts from a hash of the token id."""
+    """Experts from a hash of the token id, which the workload's skew draws from ``vocabulary`` ids."""
 
     kind: Literal["hash"] = "hash"
+    vocabulary: Count = 131_072
 
 
 class Random(Frozen):

@@ -1,10 +1,11 @@
 """Which token goes to which expert. Shapes: T tokens of one rank, E experts, K top-k, R ranks of the EP group.
 
 Skew and router are apart: a skew writes logits, the router turns them into experts and weights, so two routers meet
-the same traffic. Logits are seeded by (seed, rank, layer, step) and are the same bytes on every machine.
+the same traffic. Logits are seeded by (seed, rank, layer, step) and are the same bytes on every machine. Capacity,
+of the router or of ``balance.capacity``, counts the tokens of one source rank.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,35 +13,65 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from kernels.routing import ROUTERS, Routing
+from kernels.routing import ROUTERS, Routing, limit_capacity
 from workbench.spec.errors import Unsupported
-from workbench.spec.router import Router
+from workbench.spec.router import ExpertChoice, Hash, Router
 from workbench.spec.scenario import Cell
 from workbench.spec.workload import Skew
 from workbench.workload.counter import ROUTER, TOKENS, gumbel, raw_words
 from workbench.workload.deal import dealt_logits
 from workbench.workload.skew import Crowd, log_popularity
+from workbench.workload.token_ids import token_ids
 
-_NOT_ARGUMENTS = {"kind", "weight_on", "correction_bias", "router_bias"}
+_NOT_ARGUMENTS = {"kind", "weight_on", "correction_bias", "router_bias", "projection", "vocabulary"}
+_SEEDED = ("random", "noisy_topk")
+_BLIND = ("random", "hash")
+"""Routers that do not look at the logits."""
+_LIMITED = ("switch", "batch_prioritized", "expert_choice")
+"""Routers that drop or choose by all tokens of a rank, so that a part of them routes differently."""
 _CACHED_BYTES = 32 << 20  # larger traffic is built anew: sixteen such entries are half a GiB
+_MAX_LIMITED_LOGITS = 1 << 24
 
 
 @dataclass(frozen=True)
 class RoutedTraffic:
-    """Experts and weights of all ranks: ids int32 [R, T, K] (-1 = dropped), weights float32 [R, T, K]."""
+    """Experts and weights of all ranks: ids int32 [R, T, K] (-1 = none), weights float32 [R, T, K].
+
+    With ``chosen_by_experts`` K is ``routing_width``, and a token has any number of experts up to it.
+    """
 
     ids: np.ndarray
     weights: np.ndarray
+    chosen_by_experts: bool = False
+
+    @property
+    def dropped_R(self) -> np.ndarray:
+        """int64 [R]: (token, expert) pairs dropped; where experts choose, tokens that none chose."""
+        missing = self.ids < 0
+        return missing.all(axis=2).sum(axis=1) if self.chosen_by_experts else missing.sum(axis=(1, 2))
 
 
 @dataclass(frozen=True)
 class _Source:
-    """All that traffic depends on: cells that agree in these share it. ``rows`` of a rank's tokens are drawn."""
+    """All that traffic depends on: cells that agree in these share it.
+
+    Of each rank ``rows`` tokens are routed and ``kept`` of them told; with fewer ``routed_ranks`` than ranks, others
+    tell other tokens of the same ones.
+    """
 
     crowd: Crowd
     skew: Skew
     router: Router
+    capacity: float | None
     rows: int
+    kept: int
+    routed_ranks: int
+
+    @property
+    def width(self) -> int:
+        if not isinstance(self.router, ExpertChoice):
+            return self.crowd.top_k
+        return min(self.crowd.num_experts, self.router.max_experts or self.crowd.num_experts)
 
 
 def rank_logits(cell: Cell, *, rank: int, layer: int = 0, step: int = 0) -> np.ndarray:
@@ -53,14 +84,29 @@ def route_rank(cell: Cell, *, rank: int, layer: int = 0, step: int = 0) -> Routi
     return _route(_source(cell, layer, step), rank)
 
 
+def rank_router(
+    cell: Cell, *, rank: int, device: torch.device | str = "cpu", backend: str = "auto"
+) -> Callable[[torch.Tensor], Routing]:
+    """What turns this rank's logits [T, E] on ``device`` into the routing of ``route_rank``, ``balance.capacity``
+    included; all that it needs besides is on the device already."""
+    return _router(_source(cell, 0, 0), rank, device=device, backend=backend)
+
+
+def routing_width(cell: Cell) -> int:
+    """Columns of a token's routing: top_k, or where experts choose the most that may choose one token."""
+    return _source(cell, 0, 0).width
+
+
 def route_all(cell: Cell, *, layer: int = 0, step: int = 0, max_tokens: int | None = None) -> RoutedTraffic:
     """Routing of every rank; arrays are read-only and shared between calls.
 
-    ``max_tokens`` draws only the first that many tokens of each rank (the caller rescales); popularity is that of
-    the full number, and a drawn skew gives those tokens the same experts as without the limit.
+    ``max_tokens`` tells only that many tokens of each rank (the caller rescales); popularity is that of the full
+    number. They are the first ones and have the same experts as without the limit, for a drawn skew. Where tokens
+    compete for capacity, all tokens of a rank are routed and evenly spaced ones told, of as many ranks as a budget
+    allows.
     """
     source = _source(cell, layer, step, max_tokens)
-    pairs = source.crowd.num_ranks * source.rows * source.crowd.top_k
+    pairs = source.crowd.num_ranks * source.kept * source.width
     return (_cached if pairs * 8 <= _CACHED_BYTES else _route_ranks)(source)
 
 
@@ -72,12 +118,12 @@ def cell_router(cell: Cell) -> Router:
 
 
 def router_arguments(router: Router, num_experts: int, *, seed: int = 0, device: torch.device | str = "cpu") -> dict:
-    """Keyword arguments of ``ROUTERS[kind]`` beside top_k; ``seed`` is what the random router draws from.
+    """Keyword arguments of ``ROUTERS[kind]`` beside top_k and token ids; ``seed`` is what the router draws from.
 
     A bias is passed as zeros where the router has one: whatever is not zero is skew, and skew is the workload's.
     """
     arguments = router.model_dump(exclude=_NOT_ARGUMENTS)
-    if router.kind == "random":
+    if router.kind in _SEEDED:
         arguments["seed"] = seed
     if getattr(router, "correction_bias", False) or getattr(router, "router_bias", False):
         arguments["bias"] = torch.zeros(num_experts, device=device)
@@ -96,8 +142,13 @@ def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) ->
         layer=layer,
         step=step,
     )
-    rows = tokens if max_tokens is None else min(tokens, max_tokens)
-    return _Source(crowd, cell.workload.skew, router, rows)
+    capacity = cell.balance.capacity or None  # factor 0 drops nothing, as none
+    kept = tokens if max_tokens is None else min(tokens, max_tokens)
+    rows, routed_ranks = kept, cell.ep
+    if kept < tokens and (capacity is not None or router.kind in _LIMITED):
+        rows = tokens
+        routed_ranks = max(1, min(cell.ep, _MAX_LIMITED_LOGITS // (tokens * crowd.num_experts)))
+    return _Source(crowd, cell.workload.skew, router, capacity, rows, kept, routed_ranks)
 
 
 def _logits(source: _Source, rank: int) -> np.ndarray:
@@ -115,15 +166,31 @@ def _popularity(skew: Skew, crowd: Crowd) -> np.ndarray:
     return log_popularity(skew, crowd)
 
 
-def _route(source: _Source, rank: int) -> Routing:
-    router = source.router
+def _router(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
+    router, crowd = source.router, source.crowd
     if router.kind not in ROUTERS:
         raise Unsupported(f"router: kind {router.kind} is not there yet; known: {', '.join(ROUTERS)}")
-    crowd = source.crowd
-    logits = torch.from_numpy(_logits(source, rank))
+    route, top_k = ROUTERS[router.kind], crowd.top_k
     word = raw_words(1, seed=crowd.seed, purpose=ROUTER, place=(rank, crowd.layer, crowd.step))[0]
-    arguments = router_arguments(router, crowd.num_experts, seed=int(word >> np.uint64(1)))
-    return ROUTERS[router.kind](logits, top_k=crowd.top_k, **arguments)
+    arguments = router_arguments(router, crowd.num_experts, seed=int(word >> np.uint64(1)), device=device)
+    if isinstance(router, Hash):
+        ids = token_ids(source.skew, crowd, vocabulary=router.vocabulary, rank=rank, rows=source.rows)
+        arguments["token_ids"] = torch.from_numpy(ids).to(device)
+
+    def routed(logits_TE: torch.Tensor) -> Routing:
+        routing = route(logits_TE, top_k=top_k, backend=backend, **arguments)
+        if source.capacity is None:
+            return routing
+        return limit_capacity(routing, num_experts=crowd.num_experts, capacity_factor=source.capacity)
+
+    return routed
+
+
+def _route(source: _Source, rank: int) -> Routing:
+    route = _router(source, rank, device="cpu", backend="torch")
+    if source.router.kind in _BLIND:
+        return route(torch.zeros(()).expand(source.rows, source.crowd.num_experts))
+    return route(torch.from_numpy(_logits(source, rank)))
 
 
 @contextmanager
@@ -138,14 +205,24 @@ def _one_thread() -> Iterator[None]:
 
 
 def _route_ranks(source: _Source) -> RoutedTraffic:
-    shape = (source.crowd.num_ranks, source.rows, source.crowd.top_k)
+    num_ranks, routed = source.crowd.num_ranks, source.routed_ranks
+    shape = (num_ranks, source.kept, source.width)
     ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
     with _one_thread():
-        for rank in range(source.crowd.num_ranks):
-            routing = _route(source, rank)
-            ids[rank], weights[rank] = routing.ids.numpy(), routing.weights.numpy()
+        for first in range(routed):
+            routing = _route(source, first)
+            for turn, rank in enumerate(range(first, num_ranks, routed)):
+                told = _told(source, turn)
+                ids[rank], weights[rank] = routing.ids.numpy()[told], routing.weights.numpy()[told]
     ids.flags.writeable = weights.flags.writeable = False
-    return RoutedTraffic(ids, weights)
+    return RoutedTraffic(ids, weights, chosen_by_experts=isinstance(source.router, ExpertChoice))
+
+
+def _told(source: _Source, turn: int) -> slice | np.ndarray:
+    """Rows of a routed rank that are told at its ``turn``-th use: evenly spaced, each turn others."""
+    if source.kept == source.rows:
+        return slice(None)
+    return (np.arange(source.kept) * source.rows // source.kept + turn) % source.rows
 
 
 _cached = lru_cache(maxsize=16)(_route_ranks)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from workbench.balance.capacity import require_dropless
 from workbench.balance.placement import ExpertMap, to_slots
 from workbench.comm.plan import DispatchPlan
 from workbench.comm.strategies.flat import flat
@@ -22,9 +21,8 @@ STRATEGIES: dict[str, Callable[..., DispatchPlan]] = {"none": stay, "flat": flat
 def make_plan(cell: Cell, traffic: RoutedTraffic, expert_map: ExpertMap) -> DispatchPlan:
     """The plan of the cell's strategy for this traffic and placement.
 
-    Raises Unsupported for a strategy that is not there, or a capacity.
+    Raises Unsupported for a strategy that is not there.
     """
-    require_dropless(cell)
     build = strategy_of(cell)
     slots = to_slots(expert_map, traffic.ids)
     return build(slots, traffic.weights, slots_per_rank=expert_map.slots_per_rank, topology=topology_of(cell))
