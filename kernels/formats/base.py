@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.backend import row_backend_on
+
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OVERFLOWS = ("saturate", "nan")
 MAX_PART_ELEMENTS = 1 << 26
@@ -100,6 +102,11 @@ def refuse_nan_overflow(name: str, overflow: str) -> None:
     """E2M1 has no NaN and no infinity, so only saturation can be stored."""
     if overflow != "saturate":
         raise ValueError(f"{name}: E2M1 has no NaN, so overflow must be 'saturate', got {overflow!r}")
+
+
+def fused_on(x: Tensor) -> bool:
+    """Whether ``triton_quantise`` encodes x; it is imported only then."""
+    return x.is_cuda and x.numel() > 0 and row_backend_on(x.device, "auto") == "triton"
 
 
 def stack_parts(shape: tuple[int, ...]) -> Iterator[slice]:

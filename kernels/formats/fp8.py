@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.formats.base import Format, Quantised, check_request, decode_parts, encode_parts
+from kernels.formats.base import Format, Quantised, check_request, decode_parts, encode_parts, fused_on
 from kernels.formats.elements import E4M3, E5M2, from_e4m3, from_e5m2, from_e8m0, to_e4m3, to_e5m2
 from kernels.formats.scales import finite_amax, from_blocks, power_of_two_scale, to_blocks, true_divide
 
@@ -35,24 +35,34 @@ def encode_fp8(
     """Encode [..., N, K]; see the module for scales and shapes. Raises ValueError for a bad shape, dtype or option."""
     name = f"{element}_{granularity}"
     check_request(x, name, scale_rule=scale_rule, scale_rules=SCALE_RULES, overflow=overflow)
+    if fused_on(x):
+        from kernels.formats.triton_quantise import triton_encode_fp8 as fused
+
+        options = {"weights": weights, "scale_rule": scale_rule, "overflow": overflow}
+        data, scale = fused(x, element=element, granularity=granularity, **options)
+    else:
+        encode = partial(_encode_matrices, element=element, granularity=granularity, weights=weights)
+        data, scale = encode_parts(x, partial(encode, scale_rule=scale_rule, overflow=overflow))
+    return Quantised(name, tuple(x.shape), data, scale, None, scale_rule, overflow)
+
+
+def _encode_matrices(
+    x: Tensor, *, element: str, granularity: str, weights: bool, scale_rule: str, overflow: str
+) -> tuple[Tensor, Tensor]:
+    """Codes and scales of matrices [..., N, K] in torch, the twin of ``triton_quantise.triton_encode_fp8``."""
     cast, _, limits = _CASTS[element]
     num_rows, num_columns = x.shape[-2:]
     rows, columns = _block_shape(granularity, num_rows, num_columns, weights)
-
-    def encode(part: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = to_blocks(part, rows, columns)
-        if not num_rows and granularity == "tensor":
-            blocks = part.new_zeros(*part.shape[:-2], 1, 1, 1, num_columns)
-        amax = finite_amax(blocks, (-3, -1))
-        if scale_rule == "ceil":
-            scale = from_e8m0(power_of_two_scale(amax, limits, "ceil"))
-        else:
-            scale = true_divide(amax, limits.largest)
-        codes = cast(blocks.float() / scale, overflow)
-        return from_blocks(codes, num_rows, num_columns).contiguous(), _squeeze(scale, granularity)
-
-    data, scale = encode_parts(x, encode)
-    return Quantised(name, tuple(x.shape), data, scale, None, scale_rule, overflow)
+    blocks = to_blocks(x, rows, columns)
+    if not num_rows and granularity == "tensor":
+        blocks = x.new_zeros(*x.shape[:-2], 1, 1, 1, num_columns)
+    amax = finite_amax(blocks, (-3, -1))
+    if scale_rule == "ceil":
+        scale = from_e8m0(power_of_two_scale(amax, limits, "ceil"))
+    else:
+        scale = true_divide(amax, limits.largest)
+    codes = cast(blocks.float() / scale, overflow)
+    return from_blocks(codes, num_rows, num_columns).contiguous(), _squeeze(scale, granularity)
 
 
 def decode_fp8(q: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -14,7 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.formats.base import Format, Quantised, check_request, decode_parts, encode_parts, refuse_nan_overflow
+from kernels.formats.base import (
+    Format,
+    Quantised,
+    check_request,
+    decode_parts,
+    encode_parts,
+    fused_on,
+    refuse_nan_overflow,
+)
 from kernels.formats.elements import (
     E2M1,
     E4M3,
@@ -38,18 +46,24 @@ def encode_mx(
     check_request(x, name, scale_rule=scale_rule, scale_rules=SCALE_RULES, overflow=overflow)
     if name == "mxfp4":
         refuse_nan_overflow(name, overflow)
-    columns = x.shape[-1]
-    element = E2M1 if name == "mxfp4" else E4M3
+    if fused_on(x):
+        from kernels.formats.triton_quantise import triton_encode_mx as fused
 
-    def encode(part: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = to_blocks(part, 1, BLOCK).squeeze(-3)
-        scale = power_of_two_scale(blocks.abs().amax(-1).float(), element, scale_rule)
-        scaled = (blocks.float() / from_e8m0(scale).unsqueeze(-1)).flatten(-2)[..., :columns]
-        codes = pack_nibbles(to_e2m1(scaled)) if name == "mxfp4" else to_e4m3(scaled, overflow).contiguous()
-        return codes, scale
-
-    data, scale = encode_parts(x, encode)
+        data, scale = fused(x, name=name, scale_rule=scale_rule, overflow=overflow)
+    else:
+        encode = partial(_encode_matrices, name=name, scale_rule=scale_rule, overflow=overflow)
+        data, scale = encode_parts(x, encode)
     return Quantised(name, tuple(x.shape), data, scale, None, scale_rule, overflow)
+
+
+def _encode_matrices(x: Tensor, *, name: str, scale_rule: str, overflow: str) -> tuple[Tensor, Tensor]:
+    """Codes and bytes of matrices [..., N, K] in torch, the twin of ``triton_quantise.triton_encode_mx``."""
+    element = E2M1 if name == "mxfp4" else E4M3
+    blocks = to_blocks(x, 1, BLOCK).squeeze(-3).float()
+    scale = power_of_two_scale(blocks.abs().amax(-1), element, scale_rule)
+    scaled = (blocks / from_e8m0(scale).unsqueeze(-1)).flatten(-2)[..., : x.shape[-1]]
+    codes = pack_nibbles(to_e2m1(scaled)) if name == "mxfp4" else to_e4m3(scaled, overflow).contiguous()
+    return codes, scale
 
 
 def decode_mx(q: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:

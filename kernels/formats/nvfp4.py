@@ -14,7 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.formats.base import Format, Quantised, check_request, decode_parts, encode_parts, refuse_nan_overflow
+from kernels.formats.base import (
+    Format,
+    Quantised,
+    check_request,
+    decode_parts,
+    fused_on,
+    refuse_nan_overflow,
+    stack_parts,
+)
 from kernels.formats.elements import E2M1, E4M3, from_e4m3, pack_nibbles, to_e2m1, to_e4m3, unpack_e2m1
 from kernels.formats.scales import AMAX_FLOOR, to_blocks, true_divide
 
@@ -23,25 +31,54 @@ LEAST_SCALE = 2.0**-9
 
 
 def encode_nvfp4(
-    x: Tensor, *, weights: bool = False, scale_rule: str = "none", overflow: str = "saturate"
+    x: Tensor,
+    *,
+    weights: bool = False,
+    scale_rule: str = "none",
+    overflow: str = "saturate",
+    global_scale: Tensor | None = None,
 ) -> Quantised:
-    """Encode [..., N, K]; ``weights`` changes nothing. Raises ValueError for a bad shape, dtype or option."""
+    """Encode [..., N, K]; ``weights`` changes nothing. Raises ValueError for a bad shape, dtype or option.
+
+    ``global_scale``: float32 [...], one a matrix, taken instead of the one that amax gives, as a calibrated scale of
+    activations is; blocks it cannot reach saturate.
+    """
     check_request(x, "nvfp4", scale_rule=scale_rule, scale_rules=("none",), overflow=overflow)
     refuse_nan_overflow("nvfp4", overflow)
-    columns = x.shape[-1]
-
-    def encode(part: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        blocks = to_blocks(part, 1, BLOCK).squeeze(-3)
-        amax = blocks.abs().amax(-1).float().clamp(max=torch.finfo(torch.float32).max)
-        global_scale = true_divide(E4M3.largest * E2M1.largest, _matrix_amax(amax))
-        wanted = true_divide(amax, E2M1.largest) * global_scale[..., None, None]
-        scale = to_e4m3(wanted.clamp(min=LEAST_SCALE))
-        step = from_e4m3(scale) / global_scale[..., None, None]
-        scaled = (blocks.float() / step.unsqueeze(-1)).flatten(-2)[..., :columns]
-        return pack_nibbles(to_e2m1(scaled)), scale, global_scale
-
-    data, scale, global_scale = encode_parts(x, encode)
+    if global_scale is not None and (global_scale.shape != x.shape[:-2] or global_scale.dtype != torch.float32):
+        found = f"{global_scale.dtype} {tuple(global_scale.shape)}"
+        raise ValueError(f"nvfp4: global_scale must be float32 {tuple(x.shape[:-2])}, one a matrix, got {found}")
+    data, scale, global_scale = (_encode_fused if fused_on(x) else _encode_parts)(x, global_scale)
     return Quantised("nvfp4", tuple(x.shape), data, scale, global_scale, scale_rule, overflow)
+
+
+def _encode_fused(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    from kernels.formats.triton_quantise import triton_encode_nvfp4, triton_matrix_amax
+
+    if global_scale is None:
+        global_scale = _global_scale(triton_matrix_amax(x, group=BLOCK))
+    return *triton_encode_nvfp4(x, global_scale), global_scale
+
+
+def _encode_parts(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    parts = list(stack_parts(tuple(x.shape)))
+    if len(parts) == 1:
+        return _encode_matrices(x, global_scale)
+    done = [_encode_matrices(x[part], None if global_scale is None else global_scale[part]) for part in parts]
+    return tuple(torch.cat(pieces) for pieces in zip(*done, strict=True))
+
+
+def _encode_matrices(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes and scales of matrices [..., N, K] in torch, the twin of ``triton_quantise.triton_encode_nvfp4``."""
+    blocks = to_blocks(x, 1, BLOCK).squeeze(-3).float()
+    amax = blocks.abs().amax(-1).clamp(max=torch.finfo(torch.float32).max)
+    if global_scale is None:
+        global_scale = _global_scale(_matrix_amax(amax))
+    wanted = true_divide(amax, E2M1.largest) * global_scale[..., None, None]
+    scale = to_e4m3(wanted.clamp(min=LEAST_SCALE))
+    step = from_e4m3(scale) / global_scale[..., None, None]
+    scaled = (blocks / step.unsqueeze(-1)).flatten(-2)[..., : x.shape[-1]]
+    return pack_nibbles(to_e2m1(scaled)), scale, global_scale
 
 
 def decode_nvfp4(q: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -60,8 +97,14 @@ def decode_nvfp4(q: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
 def _matrix_amax(block_amax: Tensor) -> Tensor:
     """[..., N, blocks] -> [...]: the largest magnitude of each matrix, NaN blocks passed over."""
     if not block_amax.numel():
-        return block_amax.new_full(block_amax.shape[:-2], AMAX_FLOOR)
-    return block_amax.nan_to_num(nan=0.0).amax((-2, -1)).clamp(min=AMAX_FLOOR)
+        return block_amax.new_zeros(block_amax.shape[:-2])
+    return block_amax.nan_to_num(nan=0.0).amax((-2, -1))
+
+
+def _global_scale(amax: Tensor) -> Tensor:
+    """The multiplier 448 * 6 / amax that lets the largest block scale reach 448."""
+    amax = amax.clamp(min=AMAX_FLOOR, max=torch.finfo(torch.float32).max)
+    return true_divide(E4M3.largest * E2M1.largest, amax)
 
 
 FORMATS = {"nvfp4": Format("nvfp4", encode_nvfp4, decode_nvfp4, 0.11, 4)}
