@@ -97,10 +97,10 @@ def experts_forward(
 def experts_backward(grads_MH: Tensor, saved: Saved, experts: TrainExperts, *, backend: str = "auto") -> ExpertGrads:
     """Gradients of the rows and of the weights from those of the output."""
     how, offsets = {"recipe": experts.recipe, "backend": backend}, saved.offsets
-    outer = encode_gradients(grads_MH, experts.w2, scaling=experts.scaling, **how)
+    outer = encode_gradients(grads_MH, experts.w2, recipe=experts.recipe, scaling=experts.scaling)
     grads_MI = dgrad(outer, offsets, experts.w2, **how)
     grads_M2I = activation_backward(grads_MI, saved.h_M2I, experts.activation)
-    inner = encode_gradients(grads_M2I, experts.w13, scaling=experts.scaling, **how)
+    inner = encode_gradients(grads_M2I, experts.w13, recipe=experts.recipe, scaling=experts.scaling)
     return ExpertGrads(
         rows=dgrad(inner, offsets, experts.w13, **how),
         w13=wgrad(inner, saved.inputs, offsets, **how),

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.backward.recipe import TrainRecipe
 from kernels.formats import Quantised
 from kernels.grouped_gemm import grouped_gemm, quantise_rows
+from kernels.grouped_gemm.dgrad import grouped_dgrad
 from kernels.grouped_gemm.wgrad import grouped_wgrad
 from kernels.scaling import Scaling
 
@@ -62,15 +63,18 @@ def prepare_matrix(w_ENK: Tensor, *, name: str, recipe: TrainRecipe, scaling: Sc
 def encode_inputs(
     rows_MK: Tensor, matrix: TrainMatrix, *, recipe: TrainRecipe, scaling: Scaling, backend: str = "auto"
 ) -> Operand:
-    """Rows as the forward product reads them."""
-    return _operand(rows_MK, matrix, recipe.activations, f"{matrix.name}.inputs", recipe, scaling, backend)
+    """Rows as the forward product reads them, and with current scaling as ``kernels.grouped_gemm`` encodes them."""
+    name = recipe.activations
+    if recipe.is_exact or name == "bf16" or scaling.kind == "delayed":
+        return _operand(rows_MK, name, label=f"{matrix.name}.inputs", recipe=recipe, scaling=scaling)
+    assert isinstance(matrix.forward, Quantised)
+    return _kept(quantise_rows(rows_MK, name, weights=matrix.forward, backend=backend), rows_MK)
 
 
-def encode_gradients(
-    grads_MN: Tensor, matrix: TrainMatrix, *, recipe: TrainRecipe, scaling: Scaling, backend: str = "auto"
-) -> Operand:
+def encode_gradients(grads_MN: Tensor, matrix: TrainMatrix, *, recipe: TrainRecipe, scaling: Scaling) -> Operand:
     """Gradients of a product's output as dgrad and wgrad read them."""
-    return _operand(grads_MN, matrix, recipe.gradients, f"{matrix.name}.gradients", recipe, scaling, backend)
+    label = f"{matrix.name}.gradients"
+    return _operand(grads_MN, recipe.gradients, label=label, recipe=recipe, scaling=scaling)
 
 
 def multiply(
@@ -78,14 +82,23 @@ def multiply(
     backend: str = "auto",
 ) -> Tensor:  # fmt: skip
     """[M, N]: the forward product, plus bias."""
-    return _grouped(operand.encoded, offsets, matrix.forward, recipe.activations, bias_EN, backend)
+    weights, rows = matrix.forward, operand.encoded
+    if isinstance(weights, Quantised):
+        how = {"activations_format": recipe.activations, "backend": backend}
+        return grouped_gemm(rows, offsets, weights, bias_EN=bias_EN, **how)
+    assert isinstance(rows, Tensor)
+    return _exact_product(rows, offsets, weights, bias_EN)
 
 
 def dgrad(
     operand: Operand, offsets: Tensor, matrix: TrainMatrix, *, recipe: TrainRecipe, backend: str = "auto"
 ) -> Tensor:
     """[M, K]: gradients of the inputs from those of the outputs. Rows past the last offset come back as zeros."""
-    return _grouped(operand.encoded, offsets, matrix.transposed, recipe.gradients, None, backend)
+    weights = matrix.transposed
+    if isinstance(weights, Quantised):
+        return grouped_dgrad(operand.encoded, offsets, weights, grads_format=recipe.gradients, backend=backend)
+    assert isinstance(operand.encoded, Tensor)
+    return _exact_product(operand.encoded, offsets, weights, None)
 
 
 def wgrad(
@@ -116,37 +129,17 @@ def bias_grad(grads_MN: Tensor, offsets: Tensor) -> Tensor:
     return sums.index_add_(0, expert_M, grads_MN.to(wide))[:num_experts]
 
 
-def _operand(
-    rows: Tensor, matrix: TrainMatrix, name: str, label: str, recipe: TrainRecipe, scaling: Scaling, backend: str
-) -> Operand:
-    if recipe.is_exact:
+def _operand(rows: Tensor, name: str, *, label: str, recipe: TrainRecipe, scaling: Scaling) -> Operand:
+    if recipe.is_exact or name == "bf16":
+        rows = rows if recipe.is_exact else rows.to(torch.bfloat16)
         return Operand(rows, rows)
-    if name == "bf16":
-        rows = rows.to(torch.bfloat16)
-        return Operand(rows, rows)
-    if scaling.kind == "delayed":
-        encoded = scaling.encode(rows, name=label, format=name, overflow=recipe.overflow)
-    else:
-        assert isinstance(matrix.forward, Quantised)
-        encoded = quantise_rows(rows, name, weights=matrix.forward, backend=_backend(backend, matrix, name))
-    return Operand(encoded, encoded if name.endswith("_tensor") else rows)
+    rules = {"scale_rule": recipe.scale_rule, "overflow": recipe.overflow}
+    return _kept(scaling.encode(rows, name=label, format=name, **rules), rows)
 
 
-def _grouped(
-    rows: Tensor | Quantised, offsets: Tensor, weights: Tensor | Quantised, name: str, bias_EN: Tensor | None,
-    backend: str,
-) -> Tensor:  # fmt: skip
-    if isinstance(weights, Quantised):
-        chosen = _backend(backend, TrainMatrix("", weights, weights), name)
-        return grouped_gemm(rows, offsets, weights, activations_format=name, bias_EN=bias_EN, backend=chosen)
-    assert isinstance(rows, Tensor)
-    return _exact_product(rows, offsets, weights, bias_EN)
-
-
-def _backend(backend: str, matrix: TrainMatrix, name: str) -> str:
-    """Gradients come in formats that the forward kernels may not have: those products run in torch."""
-    assert isinstance(matrix.forward, Quantised)
-    return "torch" if name.startswith("e5m2") or name != matrix.forward.format else backend
+def _kept(encoded: Quantised, rows: Tensor) -> Operand:
+    """wgrad reads codes only where their scale does not run along the columns."""
+    return Operand(encoded, encoded if encoded.format.endswith("_tensor") else rows)
 
 
 def _exact_product(rows_MK: Tensor, offsets: Tensor, w_ENK: Tensor, bias_EN: Tensor | None) -> Tensor:
@@ -161,7 +154,10 @@ def _exact_product(rows_MK: Tensor, offsets: Tensor, w_ENK: Tensor, bias_EN: Ten
 
 
 def _swapped(q: Quantised) -> Quantised:
-    """[E, N, K] as [E, K, N]: codes and block scales exchanged, nothing rounded again. Views, no copy."""
+    """[E, N, K] as [E, K, N]: codes and block scales exchanged, nothing rounded again."""
     scale = q.scale.transpose(1, 2) if q.format.endswith("_block") else q.scale
     num_experts, rows, columns = q.shape
-    return replace(q, shape=(num_experts, columns, rows), data=q.data.transpose(1, 2), scale=scale)
+    data = q.data.transpose(1, 2)
+    # FP8 matrix instructions read along the reduced dimension; BF16 ones do not mind.
+    data = data if q.format == "bf16" else data.contiguous()
+    return replace(q, shape=(num_experts, columns, rows), data=data, scale=scale)
