@@ -13,7 +13,7 @@ PRECISION_COLORS = {
 STAGE_COLORS = {
     "gate": GREY, "quantise": YELLOW, "dispatch": BLUE, "permute": GREEN, "gemm1": VERMILLION, "activation": PURPLE,
     "gemm2": ORANGE, "unpermute": "#66C5AB", "combine": SKY, "shared_expert": BLACK,
-    "count_exchange": "#004D7A", "finish": "#C9C9C9",
+    "count_exchange": "#004D7A", "finish": "#C9C9C9", "experts": VERMILLION,
 }  # fmt: skip
 LINK_COLORS = {"self": GREY, "scale_up": SKY, "scale_out": VERMILLION}
 STRATEGY_COLORS = {"flat": ORANGE, "node_dedup": BLUE, "none": GREY}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels import adapters
 from kernels.activation import apply_activation
 from kernels.backend import gemm_backend_on
 from kernels.grouped_gemm import grouped_gemm, quantise_rows
@@ -26,7 +27,8 @@ class RankLayer:
     """All that a rank needs before the clock starts. ``route`` is None where the scope leaves the gate out, and
     ``gate`` holds the matrices in front of it.
 
-    ``adds_shared`` is False for a part of a group, whose output rows are not this rank's tokens.
+    ``adds_shared`` is False for a part of a group, whose output rows are not this rank's tokens. A ``peer`` does all
+    expert stages in one call; ``experts`` then says their sizes alone.
     """
 
     x_TH: Tensor
@@ -39,6 +41,7 @@ class RankLayer:
     adds_shared: bool
     weight_on: str
     backend: str
+    peer: adapters.Layer | None = None
 
     @property
     def num_slots(self) -> int:
@@ -67,17 +70,21 @@ class LayerRun:
         if layer.route is not None:
             steps.append(("gate", self._gate))
         steps += layer.exchange.dispatch_stages(lambda: layer.x_TH)
-        steps += [("permute", self._permute)]
-        if layer.experts.recipe.activations != "bf16":
-            steps += [("quantise", self._quantise_input)]
-        steps += [("gemm1", self._gemm1), ("activation", self._activate)]
-        if layer.experts.recipe.activations != "bf16":
-            steps += [("quantise", self._quantise_middle)]
-        steps += [("gemm2", self._gemm2), ("unpermute", self._unpermute)]
+        steps += self._expert_stages() if layer.peer is None else [("experts", self._call_peer)]
         steps += layer.exchange.combine_stages(lambda: self._buffer_BH)
         if layer.shared is not None:
             steps.append(("shared_expert", self._shared_expert))
         return [*steps, ("finish", self._finish)]
+
+    def _expert_stages(self) -> list[Stage]:
+        steps: list[Stage] = [("permute", self._permute)]
+        if self.layer.experts.recipe.activations != "bf16":
+            steps += [("quantise", self._quantise_input)]
+        steps += [("gemm1", self._gemm1), ("activation", self._activate)]
+        if self.layer.experts.recipe.activations != "bf16":
+            steps += [("quantise", self._quantise_middle)]
+        steps += [("gemm2", self._gemm2), ("unpermute", self._unpermute)]
+        return steps
 
     def __call__(self) -> None:
         for _, stage in self.stages():
@@ -90,6 +97,10 @@ class LayerRun:
             features = torch.mm(features, weight)
         assert self.layer.route is not None
         self.routing = self.layer.route(self.layer.logits_TE)
+
+    def _call_peer(self) -> None:
+        assert self.layer.peer is not None
+        self._buffer_BH = self.layer.peer(*self.layer.exchange.received())
 
     def _permute(self) -> None:
         self._buffer_BH, self._ids_BC, self._weights_BC = self.layer.exchange.received()

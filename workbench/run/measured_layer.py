@@ -16,6 +16,7 @@ from workbench.run.check import check_layer
 from workbench.run.context import RankContext
 from workbench.run.graph import capture
 from workbench.run.layer import LayerRun
+from workbench.run.peer import Peer, find_peer, with_peer
 from workbench.run.prepare import Prepared, backend_of, prepare_layer, recipe_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
@@ -27,7 +28,8 @@ BF16_BYTES = 2
 
 def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: float) -> RankReport:
     """Latency samples first, undisturbed; the check reads their last output; stages come from passes of their own."""
-    prepared = context.agreed(lambda: prepare_layer(cell, context))
+    peer = find_peer(cell, context.device)
+    prepared, peer_fields = context.agreed(lambda: _prepare(cell, context, peer))
     run = LayerRun(prepared.layer)
     context.synchronize()
     prepare_us = (time.monotonic() - started) * 1e6
@@ -53,7 +55,18 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         clock_mhz=measured_clock,
         **_wire_fields(counters),
         **_work_fields(cell, prepared, context),
+        **peer_fields,
     )
+
+
+def _prepare(cell: Cell, context: RankContext, peer: Peer | None) -> tuple[Prepared, dict[str, Any]]:
+    """The layer, and what a report says of the peer that runs it."""
+    prepared = prepare_layer(cell, context)
+    if peer is None:
+        return prepared, {"math_path": _math_path(cell, context)}
+    prepared, converted_us = with_peer(prepared, peer)
+    flags = (f"conversion_ms={converted_us / 1e3:.3g}",)
+    return prepared, {"math_path": peer.math_path, "kernel_version": peer.version, "flags": flags}
 
 
 def _stage_passes(times_us: tuple[float, ...], cell: Cell) -> int:
@@ -99,7 +112,6 @@ def _work_fields(cell: Cell, prepared: Prepared, context: RankContext) -> dict[s
     tokens, rows = len(layer.x_TH), len(prepared.tokens_BH)
     shared_flops = 6 * tokens * model.hidden * model.shared_intermediate if layer.shared is not None else 0
     return {
-        "math_path": _math_path(cell, context),
         "flops": 6 * pairs * model.hidden * model.moe_intermediate + shared_flops,
         "touched_bytes": touched * layer.experts.nbytes // layer.num_slots + shared_bytes,
         "activation_bytes": 2 * BF16_BYTES * model.hidden * rows,

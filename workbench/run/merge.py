@@ -34,7 +34,8 @@ def merge_reports(cell: Cell, reports: Sequence[RankReport]) -> Outcome:
         fields = {"status": causes[0].status, "reason": "; ".join(reasons), "method": METHOD}
         return Outcome(record=Record(**(base_record_fields(cell) | fields)))
     samples_Rn = np.array([report.samples_us for report in reports])
-    fields = base_record_fields(cell) | {"status": "ok", "method": METHOD, "kernel_version": __version__}
+    fields = base_record_fields(cell) | {"status": "ok", "method": METHOD}
+    fields["kernel_version"] = reports[0].kernel_version or __version__
     fields |= _time_fields(samples_Rn, reports) | _stage_fields(reports) | _byte_fields(cell, reports)
     fields |= _run_fields(cell, reports) | _load_fields(cell, reports)
     fields |= _rate_fields(cell, reports, latency_us=fields["latency_us"])

@@ -24,7 +24,7 @@ from workbench.run.layer import RankLayer
 from workbench.spec.errors import Unsupported
 from workbench.spec.model import Model
 from workbench.spec.precision import Precision
-from workbench.spec.scenario import Cell
+from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
 from workbench.workload.data import rank_activations
 from workbench.workload.traffic import RoutedTraffic, cell_router, rank_logits, rank_router, route_all
 
@@ -61,11 +61,12 @@ def recipe_of(precision: Precision) -> Recipe:
 
 
 def backend_of(cell: Cell) -> str:
-    """The kernels' backend of the cell's kernel family, or Unsupported."""
-    if cell.kernel not in BACKENDS:
-        known = ", ".join(BACKENDS)
-        raise Unsupported(f"kernel: {cell.kernel} cannot be measured yet, its adapter is not there; known: {known}")
-    return BACKENDS[cell.kernel]
+    """The backend of our own kernels, also of those beside a peer's experts. Raises Unsupported for a microbenchmark
+    of a peer."""
+    if cell.scope.kind in MODEL_FREE_SCOPES and cell.kernel not in BACKENDS:
+        runs = f"runs through its adapter as a whole layer, not as {cell.scope.kind}"
+        raise Unsupported(f"kernel: {cell.kernel} {runs}; known: {', '.join(BACKENDS)}")
+    return BACKENDS.get(cell.kernel, "auto")
 
 
 def prepare_layer(cell: Cell, context: RankContext) -> Prepared:

@@ -41,4 +41,5 @@ class RankReport:
     expert_tokens: tuple[tuple[int, int], ...] = ()
     clock_mhz: float | None = None
     hardware_name: str | None = None
+    kernel_version: str | None = None
     flags: tuple[str, ...] = ()
