@@ -85,7 +85,6 @@ def router_kernel(
     topk_group: tl.constexpr,
     padded_groups: tl.constexpr,
     padded_size: tl.constexpr,
-    padded_k: tl.constexpr,
     block_rows: tl.constexpr,
     plain: tl.constexpr,
 ):
@@ -132,35 +131,31 @@ def router_kernel(
         )
         keys = tl.where(kept == 1, keys, no_key)
 
-    place = tl.arange(0, padded_k)[None, :]
-    ids = tl.zeros((block_rows, padded_k), tl.int32)
-    chosen = tl.full((block_rows, padded_k), float("-inf"), tl.float32)
+    # A lane remembers at which place it was chosen, so that nothing is gathered across lanes but the maximum.
+    place = tl.full(keys.shape, -1, tl.int32)
     for k in range(top_k):
-        best = tl.max(keys, 1)[:, None]
-        hit = keys == best
-        value = tl.sum(tl.where(hit, x, 0.0), 1)[:, None]
-        ids = tl.where(place == k, (0x7FFFFFFF - (best & 0x7FFFFFFF)).to(tl.int32), ids)
-        chosen = tl.where(place == k, value, chosen)
+        hit = keys == tl.max(keys, 1)[:, None]
+        place = tl.where(hit, k, place)
         keys = tl.where(hit, no_key, keys)
+    picked = place >= 0
 
-    inside = place < top_k
     if weigh_by == "sigmoid":
-        weights = _sigmoid(chosen, plain)
+        weights = _sigmoid(x, plain)
     elif weigh_by == "softmax":
-        weights = tl.math.div_rn(_exp(chosen - shift, plain), tl.broadcast_to(total, chosen.shape))
+        weights = tl.math.div_rn(_exp(x - shift, plain), tl.broadcast_to(total, x.shape))
     else:
+        chosen = tl.where(picked, x, float("-inf"))
         top = tl.max(chosen, 1)
         raised = _exp(chosen - tl.where(top == float("-inf"), 0.0, top)[:, None], plain)
         below = tl.sum(raised, 1)
         below = tl.where(below > 0.0, below, 1.0)[:, None]
-        weights = tl.math.div_rn(raised, tl.broadcast_to(below, raised.shape))
-    weights = tl.where(inside, weights, 0.0)
+        weights = tl.math.div_rn(raised, tl.broadcast_to(below, x.shape))
     if norm_topk:
-        below = tl.maximum(tl.sum(weights, 1), 1.1754943508222875e-38)[:, None]
-        weights = tl.math.div_rn(weights, tl.broadcast_to(below, weights.shape))
+        below = tl.maximum(tl.sum(tl.where(picked, weights, 0.0), 1), 1.1754943508222875e-38)[:, None]
+        weights = tl.math.div_rn(weights, tl.broadcast_to(below, x.shape))
     out = rows[:, None] * top_k + place
-    tl.store(ids_ptr + out, ids, mask=present & inside)
-    tl.store(weights_ptr + out, weights * routed_scaling, mask=present & inside)
+    tl.store(ids_ptr + out, tl.broadcast_to(expert[None, :], x.shape), mask=present & picked)
+    tl.store(weights_ptr + out, weights * routed_scaling, mask=present & picked)
 
 
 def launch_constants(rule: ScoreRule, *, num_experts: int, top_k: int) -> dict[str, object]:
@@ -178,7 +173,6 @@ def launch_constants(rule: ScoreRule, *, num_experts: int, top_k: int) -> dict[s
         "topk_group": rule.topk_group,
         "padded_groups": padded_groups,
         "padded_size": padded_size,
-        "padded_k": triton.next_power_of_2(top_k),
         "block_rows": max(1, min(8, LANES_A_PROGRAM // lanes)),
     }
 
