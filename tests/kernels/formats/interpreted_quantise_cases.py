@@ -122,6 +122,14 @@ def format_cases() -> dict[str, list[str]]:
     return wrong
 
 
+def nan_block_case() -> bool:
+    """The largest number of a matrix lies in a block with NaN and does not count; a matrix all NaN has a scale too."""
+    x = torch.ones(2, 3, 40)
+    x[0, 1, 3], x[0, 1, 5], x[1] = NAN, 1000.0, NAN
+    amax = triton_matrix_amax(x, group=16)
+    return amax.tolist() == [1.0, 0.0] and triton_matrix_amax(x, group=1)[0] == 1000.0 and nvfp4_case(x, None)
+
+
 def strided_case() -> bool:
     """A transposed matrix and a slice are encoded as their copies are."""
     whole = tensor_of((40, 64), torch.float32)
@@ -134,7 +142,7 @@ def main() -> None:
         for element in CASTS
         for overflow in (("saturate",) if element == "e2m1" else ("saturate", "nan"))
     }
-    print(json.dumps({"casts": casts, "formats": format_cases(), "strided": strided_case()}))
+    print(json.dumps({"casts": casts, "formats": format_cases(), "strided": strided_case(), "nan": nan_block_case()}))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,10 @@ def test_triton_encodes_views_as_their_copies(interpreted):
     assert interpreted["strided"]
 
 
+def test_a17_nvfp4_scale_of_a_matrix_passes_over_nan_blocks(interpreted):
+    assert interpreted["nan"] is True
+
+
 def compiled(label: str, capability: int) -> Compiled:
     kernel_name, changes = COMPILED[label]
     kernel = getattr(triton_quantise, kernel_name)
