@@ -111,7 +111,10 @@ def test_message_shows_file_line_path_and_value():
         (BASE + "groups: [{name: a}, {name: a}]\n", "no other group"),
         (BASE + "workload.seed: 1\n", "dotted path"),
         (BASE + "cluster.nodes: 1\n", "dotted path"),
-        ("name: ../up\nmodel: deepseek-v3\n", "letters"),
+        ("name: 3\nmodel: deepseek-v3\n", "one line of text"),
+        ("name: ''\nmodel: deepseek-v3\n", "one line of text"),
+        ('name: "two\\nlines"\nmodel: deepseek-v3\n', "one line of text"),
+        (f"name: {'n' * 301}\nmodel: deepseek-v3\n", "up to 300 characters"),
         ("name: t\n", "needs a model"),
         ("model: {base: deepseek-v3, config: x.json}\n", "exclude each other"),
         ("model: ../deepseek-v3\n", "unknown model"),
@@ -233,6 +236,22 @@ def test_bad_overrides_name_set(override, words):
         parse_scenario(BASE, file="t.yaml", overrides=(override,))
     assert words in str(refusal.value)
     assert str(refusal.value).startswith("--set")
+
+
+@pytest.mark.parametrize("name", ["google/gemma-2-9b-it", "../../x", "a:b", "n" * 300, "混合专家 ě"])
+def test_r10_a_scenario_may_have_any_name(name):
+    assert parse_scenario(f"{BASE}".replace("name: t", f"name: '{name}'"), file="t.yaml").name == name
+
+
+def test_a_scenario_without_a_name_has_its_files(tmp_path):
+    path = tmp_path / "my ě scenario.yaml"
+    path.write_text("model: deepseek-v3\r\n")
+    assert load_scenario(path).name == "my ě scenario"
+
+
+def test_a_file_without_an_end_is_refused():
+    with pytest.raises(SpecError, match="too large"):
+        load_scenario("/dev/zero")
 
 
 def test_config_json_is_found_beside_the_scenario(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """A scenario file as its groups, every value checked, and the way back from a field to its line."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from workbench.spec.raw import begins
 from workbench.spec.yaml_source import Path as YamlPath
 from workbench.spec.yaml_source import Source, dotted, load_yaml
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_LONGEST_NAME = 300
 _LARGEST_FILE = 5_000_000
 _SUFFIXES = (".yaml", ".yml")
 
@@ -68,9 +67,11 @@ def load_scenario(reference: str | Path, overrides: Iterable[str] = ()) -> Scena
     """
     path = _find(str(reference))
     try:
-        if path.stat().st_size > _LARGEST_FILE:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        if len(content) > _LARGEST_FILE:
             raise refuse("too large to be a scenario", file=str(path))
-        text = path.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as fault:
         raise refuse(f"cannot be read: {fault.strerror}", file=str(path)) from None
     except UnicodeDecodeError:
@@ -127,11 +128,17 @@ def _groups(data: Mapping[str, Any], overrides: tuple[Override, ...], report: Re
 
 
 def _name_of(data: Mapping[str, Any], stem: str, report: Report) -> str:
-    name = data.get("name", stem)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    """Any line of text: the results keep it as it is, and its run lies under a safe form of it."""
+    name = data.get("name", _readable(stem))
+    if not isinstance(name, str) or not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
         where = ("name",) if "name" in data else ()
-        report.add(where, name, "a scenario's name is up to 80 letters, digits, dots, dashes and underscores")
+        report.add(where, name, f"a scenario's name is one line of text of up to {_LONGEST_NAME} characters")
     return str(name)
+
+
+def _readable(stem: str) -> str:
+    """A file's name as text, also where an ASCII locale hid its bytes in surrogates."""
+    return stem.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _find(reference: str) -> Path:
