@@ -58,7 +58,8 @@ def route_by(
     check_groups(logits_TE.shape[1], top_k=top_k, num_groups=rule.num_groups, topk_group=rule.topk_group)
     if _backend(logits_TE, top_k=top_k, backend=backend) == "torch":
         return route_rows(logits_TE, lambda logits: _route(rule, logits, top_k=top_k, bias=bias))
-    return Routing(*_Fused.apply(logits_TE, bias, rule, top_k))
+    run = _Fused.apply if logits_TE.requires_grad and torch.is_grad_enabled() else _fused
+    return Routing(*run(logits_TE, bias, rule, top_k))
 
 
 def select(rule: ScoreRule, logits: Tensor, *, top_k: int, bias: Tensor | None) -> Tensor:
@@ -99,14 +100,18 @@ def _backend(logits_TE: Tensor, *, top_k: int, backend: str) -> str:
     return chosen
 
 
+def _fused(logits_TE: Tensor, bias: Tensor | None, rule: ScoreRule, top_k: int) -> tuple[Tensor, Tensor]:
+    from kernels.routing.triton_router import fused_route
+
+    return fused_route(rule, logits_TE, top_k=top_k, bias=bias)
+
+
 class _Fused(torch.autograd.Function):
     """The kernel forwards; the gradient is that of ``weigh`` at the ids it selected."""
 
     @staticmethod
     def forward(ctx, logits_TE: Tensor, bias: Tensor | None, rule: ScoreRule, top_k: int) -> tuple[Tensor, Tensor]:
-        from kernels.routing.triton_router import fused_route
-
-        ids, weights = fused_route(rule, logits_TE, top_k=top_k, bias=bias)
+        ids, weights = _fused(logits_TE, bias, rule, top_k)
         ctx.rule = rule
         ctx.save_for_backward(logits_TE, ids)
         ctx.mark_non_differentiable(ids)
