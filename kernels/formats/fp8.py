@@ -42,7 +42,8 @@ def encode_fp8(
         data, scale = fused(x, element=element, granularity=granularity, **options)
     else:
         encode = partial(_encode_matrices, element=element, granularity=granularity, weights=weights)
-        data, scale = encode_parts(x, partial(encode, scale_rule=scale_rule, overflow=overflow))
+        encode = partial(encode, scale_rule=scale_rule, overflow=overflow)
+        data, scale = encode_parts(x, encode, rows_alone=granularity != "tensor" and not weights)
     return Quantised(name, tuple(x.shape), data, scale, None, scale_rule, overflow)
 
 
@@ -81,7 +82,7 @@ def decode_fp8(q: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
         spread = scale.reshape(*values.shape[:-4], values.shape[-4], 1, values.shape[-2], 1)
         return from_blocks(values * spread, num_rows, num_columns)
 
-    return decode_parts(q, decode, dtype)
+    return decode_parts(q, decode, dtype, rows_alone=granularity != "tensor" and rows == 1)
 
 
 def _block_shape(granularity: str, num_rows: int, num_columns: int, weights: bool) -> tuple[int, int]:

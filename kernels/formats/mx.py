@@ -52,7 +52,7 @@ def encode_mx(
         data, scale = fused(x, name=name, scale_rule=scale_rule, overflow=overflow)
     else:
         encode = partial(_encode_matrices, name=name, scale_rule=scale_rule, overflow=overflow)
-        data, scale = encode_parts(x, encode)
+        data, scale = encode_parts(x, encode, rows_alone=True)
     return Quantised(name, tuple(x.shape), data, scale, None, scale_rule, overflow)
 
 
@@ -78,7 +78,7 @@ def decode_mx(q: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
         spread = values.unflatten(-1, (scale.shape[-1], BLOCK)) * from_e8m0(scale, compute).unsqueeze(-1)
         return spread.flatten(-2)[..., :columns]
 
-    return decode_parts(q, decode, dtype)
+    return decode_parts(q, decode, dtype, rows_alone=True)
 
 
 FORMATS = {

@@ -61,7 +61,7 @@ def _encode_fused(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def _encode_parts(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    parts = list(stack_parts(tuple(x.shape)))
+    parts = stack_parts(tuple(x.shape), x.device)
     if len(parts) == 1:
         return _encode_matrices(x, global_scale)
     done = [_encode_matrices(x[part], None if global_scale is None else global_scale[part]) for part in parts]
@@ -91,7 +91,7 @@ def decode_nvfp4(q: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
         values = F.pad(values, (0, scale.shape[-1] * BLOCK - values.shape[-1]))
         return (values.unflatten(-1, (scale.shape[-1], BLOCK)) * step.unsqueeze(-1)).flatten(-2)[..., :columns]
 
-    return decode_parts(q, decode, dtype)
+    return decode_parts(q, decode, dtype, rows_alone=True)
 
 
 def _matrix_amax(block_amax: Tensor) -> Tensor:

@@ -223,6 +223,18 @@ def test_a_stack_is_encoded_expert_by_expert(name, device, monkeypatch):
         assert torch.equal(restore(q, torch.bfloat16), values.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_matrix_in_parts_gives_the_bytes_of_the_whole(name, weights, monkeypatch):
+    x = normal(300, 200) * torch.exp2(normal(300, 1, seed=1).round() * 4)
+    whole = FORMATS[name].encode(x, weights=weights)
+    values = restore(whole)
+    monkeypatch.setattr(base, "MAX_PART_ELEMENTS_CPU", 7 * 200)
+    assert_same(FORMATS[name].encode(x, weights=weights), whole)
+    assert torch.equal(restore(whole), values)
+    assert torch.equal(restore(whole, torch.bfloat16), values.to(torch.bfloat16))
+
+
 @pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64), (0, 3, 64)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_rows_is_no_fault(name, shape):
