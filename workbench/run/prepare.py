@@ -3,8 +3,10 @@
 R ranks of the expert-parallel group, T tokens a rank, K top-k, S slots a rank, H hidden.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +31,8 @@ from workbench.workload.data import rank_activations
 from workbench.workload.traffic import RoutedTraffic, cell_router, rank_logits, rank_router, route_all
 
 BACKENDS = {"ours": "auto", "torch": "torch"}
+LARGEST_KEPT = 0.3
+"""Share of a GPU's memory that experts may keep between cells."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +73,25 @@ def backend_of(cell: Cell) -> str:
     return BACKENDS.get(cell.kernel, "auto")
 
 
-def prepare_layer(cell: Cell, context: RankContext) -> Prepared:
-    """The layer of this rank. Raises Unsupported for what has no implementation yet."""
+def place_experts(cell: Cell) -> ExpertMap:
+    """Where the cell's experts live, decided by the loads of its first step."""
+    return expert_map_of(cell, route_all(cell))
+
+
+def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: ExpertWeights | None = None) -> Prepared:
+    """The layer of this rank at one of the workload's steps. Raises Unsupported for what has no implementation yet.
+
+    ``experts``: those of this rank if they are there already.
+    """
     assert cell.model is not None
-    traffic = route_all(cell)
-    expert_map = expert_map_of(cell, traffic)
+    traffic, expert_map = route_all(cell, step=step), place_experts(cell)
     group_rank = cell.measured_ranks[context.rank]
-    x_TH = rank_activations(cell, rank=group_rank).to(context.device)
+    x_TH = rank_activations(cell, rank=group_rank, step=step).to(context.device)
+    if experts is None:
+        experts = encode_experts(cell, tuple(int(e) for e in expert_map.slots[group_rank]), device=context.device)
+    make = partial(_rank_layer, cell, context, group_rank=group_rank, step=step, experts=experts, x_TH=x_TH)
     if cell.parallel.ranks != "all" or context.world == 1:
-        return _slice(cell, context, traffic, expert_map, group_rank=group_rank, x_TH=x_TH)
+        return _slice(cell, context, traffic, expert_map, group_rank=group_rank, step=step, make=make)
     plan = make_plan(cell, traffic, expert_map)
     rank_plan = prepare_rank(plan, rank=context.rank, device=context.device)
     exchange: Planned | Staying
@@ -85,16 +99,23 @@ def prepare_layer(cell: Cell, context: RankContext) -> Prepared:
         exchange = Planned(rank_plan, context.transport, cell.dispatch, hidden=cell.model.hidden)
     else:
         exchange = Staying(x_TH, rank_plan.ids, rank_plan.weights)
-    layer = _rank_layer(cell, context, expert_map, group_rank=group_rank, x_TH=x_TH, exchange=exchange)
-    experts, weights = traffic.ids[group_rank], traffic.weights[group_rank]
+    layer = make(exchange=exchange)
+    ids, weights = traffic.ids[group_rank], traffic.weights[group_rank]
     if not plan.hops:
-        experts = _experts_at(expert_map, group_rank, rank_plan.ids.cpu().numpy())
+        ids = _experts_at(expert_map, group_rank, rank_plan.ids.cpu().numpy())
         weights = rank_plan.weights.cpu().numpy()
-    return Prepared(layer, traffic, expert_map, plan, rank_plan, x_TH, experts, weights, group_rank)
+    return Prepared(layer, traffic, expert_map, plan, rank_plan, x_TH, ids, weights, group_rank)
 
 
 def _slice(
-    cell: Cell, context: RankContext, traffic: RoutedTraffic, expert_map: ExpertMap, *, group_rank: int, x_TH: Tensor
+    cell: Cell,
+    context: RankContext,
+    traffic: RoutedTraffic,
+    expert_map: ExpertMap,
+    *,
+    group_rank: int,
+    step: int,
+    make: Callable[..., RankLayer],
 ) -> Prepared:
     """One rank of a larger group by itself: the tokens of all ranks that have an expert here, nothing sent."""
     if cell.ep > 1 and cell.engine == "measure" and cell.dispatch.strategy != "none":
@@ -106,7 +127,9 @@ def _slice(
     here = slots // expert_map.slots_per_rank == group_rank
     kept = here.any(axis=-1)
     rows = [
-        rank_activations(cell, rank=source).to(context.device)[torch.from_numpy(kept[source]).to(context.device)]
+        rank_activations(cell, rank=source, step=step).to(context.device)[
+            torch.from_numpy(kept[source]).to(context.device)
+        ]
         for source in range(cell.ep)
     ]
     local = np.where(here, slots % expert_map.slots_per_rank, -1)[kept].astype(np.int32)
@@ -115,7 +138,7 @@ def _slice(
     exchange = Staying(
         tokens_BH, torch.from_numpy(local).to(context.device), torch.from_numpy(weights).to(context.device)
     )
-    layer = _rank_layer(cell, context, expert_map, group_rank=group_rank, x_TH=x_TH, exchange=exchange)
+    layer = make(exchange=exchange)
     if cell.ep > 1:
         layer = replace(layer, adds_shared=False)
     experts = _experts_at(expert_map, group_rank, local)
@@ -128,23 +151,30 @@ def _experts_at(expert_map: ExpertMap, rank: int, local_slots: np.ndarray) -> np
 
 
 def _rank_layer(
-    cell: Cell, context: RankContext, expert_map: ExpertMap, *, group_rank: int, x_TH: Tensor, exchange
+    cell: Cell,
+    context: RankContext,
+    *,
+    group_rank: int,
+    step: int,
+    experts: ExpertWeights,
+    x_TH: Tensor,
+    exchange: Planned | Staying,
 ) -> RankLayer:
     model, seed = cell.model, cell.workload.seed
     assert model is not None
-    logits = torch.from_numpy(np.array(rank_logits(cell, rank=group_rank))).to(context.device)
+    logits = torch.from_numpy(np.array(rank_logits(cell, rank=group_rank, step=step))).to(context.device)
     route = shared = None
     if cell.scope.kind == "layer":
         route = rank_router(cell, rank=group_rank, device=context.device, backend=backend_of(cell))
     if model.shared_intermediate:
-        shared = _encoded(cell, (SHARED_EXPERT,), device=context.device)
+        shared = encode_experts(cell, (SHARED_EXPERT,), device=context.device)
     return RankLayer(
         x_TH=x_TH,
         logits_TE=logits,
         gate=gate_weights(model, cell_router(cell), seed=seed, device=context.device),
         route=route,
         exchange=exchange,
-        experts=_encoded(cell, tuple(int(e) for e in expert_map.slots[group_rank]), device=context.device),
+        experts=experts,
         shared=shared,
         adds_shared=shared is not None,
         weight_on=getattr(cell_router(cell), "weight_on", "output"),
@@ -152,14 +182,33 @@ def _rank_layer(
     )
 
 
-def _encoded(cell: Cell, experts: tuple[int, ...], *, device: torch.device) -> ExpertWeights:
-    """Weights in the cell's precision; small ones are kept, since the cells of a sweep share them."""
+def encode_experts(cell: Cell, experts: tuple[int, ...], *, device: torch.device, keep: bool = True) -> ExpertWeights:
+    """Weights in the cell's precision. With ``keep`` the next cells of a sweep find small ones, and on a GPU the last
+    large ones, instead of making them again."""
     model, precision = cell.model, cell.precision
     rule = None if precision.scale_rule == "none" else precision.scale_rule
-    encode = _cached_encode if weight_bytes(model, len(experts)) <= CACHED_BYTES else _encode
-    return encode(
-        model.model_dump_json(), experts, cell.workload.seed, device, recipe_of(precision), rule, precision.overflow
-    )
+    key = (model.model_dump_json(), experts, cell.workload.seed, device, recipe_of(precision), rule, precision.overflow)
+    num_bytes = weight_bytes(model, len(experts))
+    if keep and num_bytes <= CACHED_BYTES:
+        return _cached_encode(*key)
+    return _latest_encode(*key) if keep and device.type == "cuda" else _encode(*key)
+
+
+def _latest_encode(*key: Any) -> ExpertWeights:
+    """The last large experts made; others are let go first, so that there is never room for two of them needed."""
+    kept = _latest()
+    if key not in kept:
+        kept.clear()
+        made = _encode(*key)
+        if made.nbytes > torch.cuda.get_device_properties(made.w13.data.device).total_memory * LARGEST_KEPT:
+            return made
+        kept[key] = made
+    return kept[key]
+
+
+@lru_cache(maxsize=1)
+def _latest() -> dict[tuple, ExpertWeights]:
+    return {}
 
 
 def _encode(
