@@ -6,8 +6,11 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
+from kernels.backward.products import wgrad
+from workbench.comm import gradients
 from workbench.comm.execute import combine, dispatch
-from workbench.run import exchange, measured_layer, prepare
+from workbench.comm.gradients import by_choice, combine_backward, dispatch_backward
+from workbench.run import exchange, measured_layer, prepare, train_step
 from workbench.run.context import RankContext, close_context, open_context
 from workbench.run.measured import run_rank
 from workbench.spec.cluster import Cluster, Hardware, ScaleOut, ScaleUp
@@ -42,7 +45,7 @@ def cell(
     measured: tuple[int, ...] | str = "all", scope=None, moe: Model | None = None, skew="uniform", engine="measure",
 ) -> Cell:  # fmt: skip
     scope, nodes = scope or LayerScope(), 2 if ranks > 1 else 1
-    if scope.kind in ("layer", "layer_no_router"):
+    if scope.kind in ("layer", "layer_no_router", "train_step"):
         moe = moe or model()
     return Cell(
         cell_id="c", scenario="test", group="", model=moe,
@@ -79,12 +82,44 @@ def failing_prepare(cell, context):
     return _prepare_layer(cell, context)
 
 
+def corrupt_combine_backward(plan, transport, grads):
+    """One row of the gradients that rank 1's experts get is another token's."""
+    rows = combine_backward(plan, transport, grads)
+    if transport.rank == 1:
+        rows[0] = rows[1]
+    return rows
+
+
+def corrupt_dispatch_backward(plan, transport, rows, weights):
+    """Rank 2's tokens get two gradients exchanged."""
+    grads, weight_grads = dispatch_backward(plan, transport, rows, weights)
+    if transport.rank == 2:
+        grads[[0, 1]] = grads[[1, 0]]
+    return grads, weight_grads
+
+
+def corrupt_choices(values, choices, *, top_k):
+    """Every pair's weight gradient lands in the column of the choice before."""
+    return by_choice(values, choices, top_k=top_k).roll(1, dims=1)
+
+
+def corrupt_wgrad(*arguments, **options):
+    """Half the gradient rows of the last slot are lost."""
+    grads = wgrad(*arguments, **options)
+    grads[-1, ::2] = 0
+    return grads
+
+
 _prepare_layer = prepare.prepare_layer
 FAULTS = {
     None: (exchange, "combine", combine),
     "combine": (exchange, "combine", corrupt_combine),
     "dispatch": (exchange, "dispatch", corrupt_dispatch),
     "prepare": (measured_layer, "prepare_layer", failing_prepare),
+    "combine.backward": (gradients, "combine_backward", corrupt_combine_backward),
+    "dispatch.backward": (gradients, "dispatch_backward", corrupt_dispatch_backward),
+    "choices": (train_step, "by_choice", corrupt_choices),
+    "wgrad": (train_step, "wgrad", corrupt_wgrad),
 }
 
 

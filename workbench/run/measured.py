@@ -11,6 +11,7 @@ from workbench.run.check import CheckFailed
 from workbench.run.context import PeerFailed, RankContext
 from workbench.run.measured_layer import measure_layer
 from workbench.run.measured_micro import measure_micro
+from workbench.run.measured_train import measure_train
 from workbench.run.merge import merge_reports
 from workbench.run.report import PEER_FAILED, RankReport
 from workbench.spec.errors import Unsupported
@@ -18,7 +19,8 @@ from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
 
 __all__ = ["merge_reports", "run_rank"]
 
-MEASURED_SCOPES = ("layer", "layer_no_router", *MODEL_FREE_SCOPES)
+LAYER_MEASURES = {"layer": measure_layer, "layer_no_router": measure_layer, "train_step": measure_train}
+MEASURED_SCOPES = (*LAYER_MEASURES, *MODEL_FREE_SCOPES)
 FORM_FACTORS = ("sxm", "pcie", "nvl72")
 
 
@@ -33,7 +35,7 @@ def run_rank(cell: Cell, context: RankContext) -> RankReport:
         return RankReport(context.rank, "infeasible", mismatch)
     try:
         _require_supported(cell, context)
-        measure = measure_micro if cell.scope.kind in MODEL_FREE_SCOPES else measure_layer
+        measure = LAYER_MEASURES.get(cell.scope.kind, measure_micro)
         return measure(cell, context, clock=clock_for(context.device), started=time.monotonic())
     except Unsupported as exception:
         return RankReport(context.rank, "unsupported", exception.reason)
@@ -80,8 +82,9 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
         "optimizer": (cell.optimizer, "none"),
         "serving": (cell.serving, None),
         "goal": (cell.goal, None),
-        "precision.scaling": (cell.precision.scaling, "current"),
     }
+    if cell.scope.kind != "train_step":
+        wanted["precision.scaling"] = (cell.precision.scaling, "current")
     for path, (value, known) in wanted.items():
         if value != known:
             raise Unsupported(f"{path}: {value} cannot be measured yet; {known} can")

@@ -10,6 +10,7 @@ import numpy as np
 
 from workbench import __version__
 from workbench.comm.bandwidth import algbw, busbw
+from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
 from workbench.measure.stopping import median_interval
 from workbench.run.describe import base_record_fields
@@ -64,7 +65,8 @@ def _time_fields(samples_Rn: np.ndarray, reports: Sequence[RankReport]) -> dict[
 
 
 def _sum_of(report: RankReport, names: Sequence[str]) -> float:
-    return sum(us for name, us in report.stages if name in names)
+    """Stages of these names, and those of the backward pass named after them (``dispatch.backward``)."""
+    return sum(us for name, us in report.stages if name.split(".")[0] in names)
 
 
 def _stage_fields(reports: Sequence[RankReport]) -> dict[str, Any]:
@@ -92,9 +94,9 @@ def _byte_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
     out = sum(report.wire.get("scale_out", 0) for report in reports)
     fields: dict[str, Any] = {"wire_bytes": up + out, "scale_up_bytes": up, "scale_out_bytes": out}
     if cell.model is not None and len(reports) == cell.ep and cell.dispatch.strategy != "none":
-        each = sum(
-            payload_bytes(cell.model.hidden, d) for d in (cell.dispatch.dispatch_dtype, cell.dispatch.combine_dtype)
-        )
+        dtypes = (cell.dispatch.dispatch_dtype, cell.dispatch.combine_dtype)
+        dtypes += (WIRE_DTYPE, WIRE_DTYPE) if cell.scope.kind == "train_step" else ()
+        each = sum(payload_bytes(cell.model.hidden, dtype) for dtype in dtypes)
         fields["logical_bytes"] = sum(report.pairs for report in reports) * each
     return fields
 
@@ -102,6 +104,7 @@ def _byte_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
 def _run_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
     first = reports[0]
     errors = [report.rel_error for report in reports if report.rel_error is not None]
+    grad_errors = [report.grad_rel_error for report in reports if report.grad_rel_error is not None]
     sqnr = [report.sqnr_db for report in reports if report.sqnr_db is not None]
     clocks = [report.clock_mhz for report in reports if report.clock_mhz]
     peaks = [report.peak_memory_bytes for report in reports if report.peak_memory_bytes is not None]
@@ -111,6 +114,7 @@ def _run_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
         "cache": cell.measure.cache,
         "math_path": first.math_path,
         "rel_error": max(errors, default=None),
+        "grad_rel_error": max(grad_errors, default=None),
         "sqnr_db": min(sqnr, default=None),
         "clock_mhz": min(clocks, default=None),
         "weight_bytes": max(report.weight_bytes for report in reports),

@@ -26,6 +26,7 @@ class RankReport:
     staging_us: float | None = None
     wire: dict[str, int] = field(default_factory=dict)
     rel_error: float | None = None
+    grad_rel_error: float | None = None
     sqnr_db: float | None = None
     timer: str = "wall"
     graph: bool = False

@@ -91,8 +91,13 @@ def _redundant(read: ReadBlock, ep: int) -> int:
 
 
 def _workload(read: ReadBlock) -> Workload:
-    """The workload with the paths of its files made absolute, so that another process finds them."""
+    """The workload with the paths of its files made absolute, so that another process finds them.
+
+    A training step is of the phase train where the scenario does not name one.
+    """
     workload, changes = read.block.workload, {}
+    if read.block.scope.kind == "train_step" and "phase" not in workload.model_fields_set:
+        changes["phase"] = "train"
     if read.trace:
         changes["skew"] = workload.skew.model_copy(update={"path": read.trace.path})
     if read.data_file:

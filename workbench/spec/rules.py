@@ -132,8 +132,11 @@ def placement_faults(read: ReadBlock, ep: int, redundant: int) -> Iterator[Fault
 
 
 def scope_faults(read: ReadBlock) -> Iterator[Fault]:
-    """A grouped GEMM splits its rows evenly."""
-    scope = read.block.scope
+    """A grouped GEMM splits its rows evenly; a training step is of the phase train."""
+    scope, workload = read.block.scope, read.block.workload
+    if scope.kind == "train_step" and "phase" in workload.model_fields_set and workload.phase != "train":
+        message = f"scope train_step is of phase train, not {workload.phase}; leave workload.phase out"
+        yield Fault(("workload", "phase"), workload.phase, message)
     if scope.kind == "grouped_gemm" and scope.m % scope.groups:
         yield Fault(
             ("scope", "m"), scope.m, f"m {scope.m} must divide by groups {scope.groups}: it counts rows of all groups"

@@ -1,0 +1,195 @@
+"""Training steps on real ranks: gradients are those of autograd in one process, and a wrong one fails the cell."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.run.rank_gang import cell, model, run_gang
+from workbench.balance.placement import expert_map_of
+from workbench.comm.gradients import by_choice, pair_choices
+from workbench.comm.oracle import origins
+from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes, payload_bytes
+from workbench.comm.rank_plan import arrival_table
+from workbench.comm.strategies import make_plan
+from workbench.run.context import open_context
+from workbench.run.measured import merge_reports, run_rank
+from workbench.run.prepare import prepare_layer
+from workbench.run.train_prepare import slots_dealt, train_recipe_of
+from workbench.spec.errors import Unsupported
+from workbench.spec.precision import PRECISIONS, NumberFormat
+from workbench.spec.scenario import LayerScope
+from workbench.workload.traffic import route_all
+
+TRAIN = LayerScope(kind="train_step")
+
+
+def step(precision="bf16", **options):
+    """A cell of one training step; ``precision`` may be a name or a recipe."""
+    named = {"precision": precision} if isinstance(precision, str) else {}
+    one = cell(scope=TRAIN, **named, **options)
+    return one if named else one.model_copy(update={"precision": precision})
+
+
+DELAYED = PRECISIONS["fp8_tensor"].model_copy(update={"scaling": "delayed", "amax_history": 4})
+NARROW = PRECISIONS["fp8_block"].model_copy(update={"gradients": NumberFormat(format="e4m3", granularity="block")})
+STEPS = [
+    step(strategy="flat"),
+    step(strategy="node_dedup", skew={"kind": "zipf", "alpha": 1.5}),
+    step(precision="fp8_block", strategy="node_dedup", dtype="fp8_block"),
+    step(precision=DELAYED, strategy="flat", tokens=16),
+    step(strategy="node_dedup", moe=model(weight_on="input")),
+    step(strategy="flat", moe=model(bias=True, shared=False)),
+    step(strategy="flat", tokens=0),
+    step(strategy="none"),
+]
+FAULTS = {
+    "combine.backward": "rank 1: gradient of",
+    "dispatch.backward": "rank 2: gradient of the tokens",
+    "choices": "gradient of the gate",
+    "wgrad": "gradient of the experts' w13",
+}
+
+
+@pytest.fixture(scope="module")
+def gang():
+    """All cells in one gang: it must outlive its faulty ones."""
+    cells = [*((step(strategy="node_dedup"), fault) for fault in FAULTS), *((one, None) for one in STEPS)]
+    return [(one, reports) for (one, _), reports in zip(cells, run_gang(cells), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def outcomes(gang):
+    return [(one, merge_reports(one, reports)) for one, reports in gang[len(FAULTS) :]]
+
+
+def test_steps_run_and_their_gradients_are_right(outcomes):
+    for one, outcome in outcomes:
+        record = outcome.record
+        assert record.status == "ok", (one.dispatch.strategy, one.precision.name, record.reason)
+        assert record.scope == "train_step"
+        assert record.latency_ci_low_us <= record.latency_us
+        if not one.workload.tokens_per_rank:
+            assert record.grad_rel_error == 0
+        elif one.precision.name == "bf16":
+            assert 0 < record.grad_rel_error < 0.02
+        else:
+            assert 0.02 < record.grad_rel_error < 0.2
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)))
+def test_a_corrupted_gradient_fails_the_cell(gang, number):
+    one, reports = gang[number]
+    outcome = merge_reports(one, reports)
+    assert outcome.record.status == "error"
+    assert list(FAULTS.values())[number] in outcome.record.reason
+    assert "float32 autograd" in outcome.record.reason
+    assert outcome.record.grad_rel_error is None
+
+
+def test_stages_name_forward_and_backward_apart(outcomes):
+    _, outcome = outcomes[2]
+    names = [row["stage"] for row in outcome.tables["stages"] if row["rank"] == 0]
+    assert names == [
+        "quantise", "gate", "quantise", "dispatch", "quantise", "permute", "quantise", "gemm1", "activation",
+        "quantise", "gemm2", "unpermute", "combine", "shared_expert", "finish",
+        "combine.backward", "unpermute.backward", "quantise.backward", "gemm2.dgrad", "gemm2.wgrad",
+        "activation.backward", "quantise.backward", "gemm1.dgrad", "gemm1.wgrad", "permute.backward",
+        "dispatch.backward", "shared_expert.backward", "gate.backward", "finish.backward",
+    ]  # fmt: skip
+    record = outcome.record
+    parts = {row["stage"]: row["duration_us"] for row in outcome.tables["stages"] if row["rank"] == 0}
+    assert parts["combine.backward"] > 0
+    assert 0 < record.comm_fraction < 1
+    assert record.combine_us > 0
+
+
+def test_bf16_encodes_nothing(outcomes):
+    _, outcome = outcomes[0]
+    names = [row["stage"] for row in outcome.tables["stages"]]
+    assert "quantise.backward" not in names
+    assert names.count("quantise") == 2 * 4
+
+
+def test_wire_bytes_of_both_passes_are_those_of_the_plan(outcomes):
+    """Backward: gradients of the output one way in bf16, of the tokens and of K weights a row the other way."""
+    for one, outcome in outcomes[:3]:
+        traffic = route_all(one)
+        plan = make_plan(one, traffic, expert_map_of(one, traffic))
+        hidden, top_k = one.model.hidden, one.model.top_k
+        masks, wire = plan.topology.link_masks(), 0
+        for hop in plan.hops:
+            for link in ("scale_up", "scale_out"):
+                sent, back = int(hop.send_counts[masks[link]].sum()), int(hop.send_counts.T[masks[link]].sum())
+                wire += sent * (dispatch_row_bytes(one) + 2 * hidden)
+                wire += back * (combine_row_bytes(one) + 2 * (hidden + top_k))
+        assert outcome.record.wire_bytes == wire
+        each = payload_bytes(hidden, one.dispatch.dispatch_dtype) + 3 * payload_bytes(hidden, "bf16")
+        assert outcome.record.logical_bytes == traffic.ids.size * each
+
+
+def test_flops_are_three_times_the_forward_ones(gang):
+    one, reports = gang[len(FAULTS)]
+    pairs = one.workload.tokens_per_rank * one.model.top_k * one.ep
+    shared = one.workload.tokens_per_rank * one.model.shared_intermediate * one.ep
+    forward = 6 * one.model.hidden * (pairs * one.model.moe_intermediate + shared)
+    assert sum(report.flops for report in reports) == 3 * forward
+
+
+def test_one_rank_by_itself_and_e4m3_gradients():
+    context = open_context(rank=0, world=1, device_type="cpu", ranks_per_node=1)
+    for precision in ("bf16", NARROW, "mxfp8"):
+        one = step(precision=precision, ranks=1)
+        record = merge_reports(one, [run_rank(one, context)]).record
+        assert record.status == "ok", record.reason
+        assert record.wire_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"precision": PRECISIONS["mxfp4_w4a16"]}, "too narrow to train"),
+        ({"precision": PRECISIONS["fp8_block"].model_copy(update={"scaling": "delayed"})}, "tensor-wide scales"),
+        ({"kernel": "vllm"}, "kernel: vllm has no backward"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(change, reason):
+    context = open_context(rank=0, world=1, device_type="cpu", ranks_per_node=1)
+    report = run_rank(step(ranks=1).model_copy(update=change), context)
+    assert report.status == "unsupported"
+    assert reason in report.reason
+
+
+def test_gradients_left_out_are_e5m2_beside_e4m3():
+    names = {name: train_recipe_of(PRECISIONS[name]).gradients for name in ("bf16", "fp8_tensor", "fp8_block", "mxfp8")}
+    assert names == {"bf16": "bf16", "fp8_tensor": "e5m2_tensor", "fp8_block": "e5m2_block", "mxfp8": "mxfp8"}
+    impossible = PRECISIONS["mxfp8"].model_copy(update={"gradients": NumberFormat(format="e5m2", granularity="mx")})
+    with pytest.raises(Unsupported, match="no number format for element 'e5m2'"):
+        train_recipe_of(impossible)
+
+
+@pytest.mark.parametrize("strategy", ["flat", "node_dedup", "none"])
+def test_every_pair_finds_its_choice(strategy):
+    """Each choice of each token is found exactly once; its weight tells which it is."""
+    context = open_context(rank=0, world=1, device_type="cpu", ranks_per_node=1)
+    one = step(strategy=strategy, tokens=9)
+    traffic = route_all(one)
+    expert_map = expert_map_of(one, traffic)
+    plan = make_plan(one, traffic, expert_map)
+    single = prepare_layer(step(ranks=1), context)
+    slots = slots_dealt(replace(single, traffic=traffic, expert_map=expert_map, plan=plan))
+    found = 0
+    for rank in range(one.ep):
+        ids, weights = arrival_table(plan.arrivals[rank], plan.num_rows(rank))
+        choices, (source, token, _) = pair_choices(plan, rank, slots, ids), origins(plan, rank)
+        row, column = np.nonzero(ids >= 0)
+        assert ((choices >= 0) == (ids >= 0)).all()
+        found += row.size
+        assert (traffic.weights[source[row], token[row], choices[row, column]] == weights[row, column]).all()
+    assert found == slots.size
+
+
+def test_by_choice_worked_example():
+    got = by_choice(torch.tensor([[5.0, 7.0]]), torch.tensor([[2, -1]]), top_k=3)
+    assert got.tolist() == [[0.0, 0.0, 5.0]]

@@ -1,0 +1,165 @@
+"""From a cell to one rank's training step; everything before the clock starts.
+
+R ranks of the expert-parallel group, T tokens a rank, K top-k, H hidden, B buffer rows, C (slot, weight) columns.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.backward import TrainRecipe, router_weights
+from kernels.backward.recipe import default_gradients
+from kernels.backward.router import SCORES
+from kernels.recipes import format_name
+from kernels.scaling import Scaling
+from workbench.balance.placement import to_slots
+from workbench.comm.gradients import pair_choices
+from workbench.run.context import RankContext
+from workbench.run.exchange import Staying
+from workbench.run.inputs import SHARED_EXPERT, expert_weights
+from workbench.run.prepare import BACKENDS, Prepared, backend_of, prepare_layer, recipe_of
+from workbench.run.train_step import TrainLayer
+from workbench.spec.errors import Unsupported
+from workbench.spec.precision import Precision
+from workbench.spec.scenario import Cell
+from workbench.workload.traffic import cell_router, rank_router, router_arguments
+
+UPSTREAM = 7919
+"""Tells the seed of the output's gradients from those of the tokens and the weights."""
+
+
+def train_recipe_of(precision: Precision) -> TrainRecipe:
+    """The kernels' recipe of a precision; gradients left out are E5M2 beside E4M3. Raises Unsupported."""
+    recipe, asked = recipe_of(precision), precision.gradients
+    try:
+        name = default_gradients(recipe.weights)
+        if asked is not None:
+            name = format_name(asked.format, asked.granularity)
+        return TrainRecipe(
+            precision.name,
+            recipe.weights,
+            recipe.activations,
+            name,
+            scaling=precision.scaling,
+            amax_history=precision.amax_history,
+            scale_rule=None if precision.scale_rule == "none" else precision.scale_rule,
+            overflow=precision.overflow,
+        )
+    except ValueError as fault:
+        raise Unsupported(f"scope train_step: {fault}") from None
+
+
+def router_options(cell: Cell) -> dict:
+    """Keyword arguments of ``router_weights``, or Unsupported for a router without a gradient."""
+    router = cell_router(cell)
+    if router.kind not in SCORES:
+        known = ", ".join(SCORES)
+        raise Unsupported(f"router: {router.kind} has no gradient in scope train_step; known: {known}")
+    arguments = router_arguments(router, cell.model.num_experts)
+    return {"kind": router.kind} | {n: arguments[n] for n in ("norm_topk", "routed_scaling") if n in arguments}
+
+
+def upstream_gradients(cell: Cell, *, rank: int) -> Tensor:
+    """bf16 [T, H], standard normal: the gradient that a rank's layer gets from what comes after it."""
+    generator = torch.Generator().manual_seed((cell.workload.seed * 1_000_003 + UPSTREAM) * 65_537 + rank)
+    shape = (cell.workload.tokens_per_rank, cell.model.hidden)
+    return torch.randn(*shape, generator=generator).to(torch.bfloat16)
+
+
+def prepare_train(cell: Cell, context: RankContext) -> tuple[Prepared, TrainLayer]:
+    """The forward layer of this rank and its training step. Raises Unsupported for what has no backward yet.
+
+    Once every rank has it, ``with_choices`` completes it.
+    """
+    _require_trainable(cell)
+    recipe, options = train_recipe_of(cell.precision), router_options(cell)
+    prepared = prepare_layer(cell, context)
+    if cell.ep == 1:
+        prepared = _whole(prepared)
+    rank, model = prepared.group_rank, cell.model
+    assert model is not None
+    route = rank_router(cell, rank=rank, device=context.device, backend=backend_of(cell))
+    prepared = replace(prepared, layer=replace(prepared.layer, route=route))
+    _require_weights(prepared, options)
+    how = {"seed": cell.workload.seed, "device": context.device}
+    shared = expert_weights(model, (SHARED_EXPERT,), **how) if model.shared_intermediate else None
+    if shared is not None:
+        shared = replace(shared, bias13=None, bias2=None)
+    step = TrainLayer(
+        layer=prepared.layer,
+        weights=expert_weights(model, tuple(int(e) for e in prepared.expert_map.slots[rank]), **how),
+        shared_weights=shared,
+        activation=Activation(**model.activation.model_dump()),
+        recipe=recipe,
+        scaling=Scaling(recipe.scaling, recipe.amax_history),
+        router=options,
+        top_k=prepared.traffic.ids.shape[2],
+        upstream_TH=upstream_gradients(cell, rank=rank).to(context.device),
+        choices_BC=torch.empty(0, 0, dtype=torch.int64, device=context.device),
+        plan=prepared.rank_plan if prepared.plan is not None and prepared.plan.hops else None,
+        transport=context.transport,
+    )
+    return prepared, step
+
+
+def with_choices(prepared: Prepared, step: TrainLayer) -> TrainLayer:
+    """The step with each received pair's place among its token's choices. All ranks must call it: it dispatches once.
+
+    A receiver could be sent the place beside the slot; here the plan says it.
+    """
+    exchange = prepared.layer.exchange
+    for _, stage in exchange.dispatch_stages(lambda: prepared.layer.x_TH):
+        stage()
+    _, ids_BC, _ = exchange.received()
+    if prepared.plan is None:
+        choices = np.where(ids_BC.cpu().numpy() >= 0, np.arange(ids_BC.shape[1]), -1)
+    else:
+        choices = pair_choices(prepared.plan, prepared.group_rank, slots_dealt(prepared), ids_BC.cpu().numpy())
+    return replace(step, choices_BC=torch.from_numpy(choices).to(ids_BC.device))
+
+
+def slots_dealt(prepared: Prepared) -> np.ndarray:
+    """Global slots int32 [R, T, K] that compute the pairs: without hops the same local slots at home."""
+    expert_map = prepared.expert_map
+    slots = to_slots(expert_map, prepared.traffic.ids)
+    if prepared.plan is None or prepared.plan.hops:
+        return slots
+    home = np.arange(slots.shape[0], dtype=slots.dtype)[:, None, None] * expert_map.slots_per_rank
+    return np.where(slots >= 0, home + slots % expert_map.slots_per_rank, -1)
+
+
+def _whole(prepared: Prepared) -> Prepared:
+    """A group of one rank with all its tokens, those without an expert too, for they have gradients."""
+    slots = to_slots(prepared.expert_map, prepared.traffic.ids)[0]
+    layer, device = prepared.layer, prepared.layer.x_TH.device
+    ids, weights = (torch.from_numpy(np.array(part)).to(device) for part in (slots, prepared.traffic.weights[0]))
+    return replace(
+        prepared,
+        layer=replace(layer, exchange=Staying(layer.x_TH, ids, weights)),
+        tokens_BH=layer.x_TH,
+        experts_BC=prepared.traffic.ids[0],
+        weights_BC=prepared.traffic.weights[0],
+    )
+
+
+def _require_trainable(cell: Cell) -> None:
+    if cell.kernel not in BACKENDS:
+        raise Unsupported(f"kernel: {cell.kernel} has no backward here; known: {', '.join(BACKENDS)}")
+    if cell.parallel.ranks != "all":
+        raise Unsupported(f"parallel.ranks: {list(cell.parallel.ranks)} of a group cannot be trained apart; use all")
+
+
+def _require_weights(prepared: Prepared, options: dict) -> None:
+    """The gradient must be that of the weights that are used: a capacity may change them after the router."""
+    ids, weights = (torch.from_numpy(np.array(part[prepared.group_rank])) for part in _routed(prepared))
+    if not torch.allclose(
+        router_weights(prepared.layer.logits_TE.cpu(), ids, **options), weights, rtol=1e-3, atol=1e-5
+    ):
+        raise Unsupported(f"router: {options['kind']} with this balance.capacity has no gradient in scope train_step")
+
+
+def _routed(prepared: Prepared) -> tuple[np.ndarray, np.ndarray]:
+    return prepared.traffic.ids, prepared.traffic.weights
