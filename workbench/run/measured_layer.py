@@ -41,7 +41,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
     samples = sampler.sample(step or run)
     measured_clock = (context.gpu_index is not None and sm_clock_mhz(context.gpu_index)) or None
     result = context.agreed(lambda: check_layer(cell, prepared, run))
-    stages, counters = _stage_medians(run, sampler, clock, passes=_stage_passes(samples.times_us, cell))
+    stages, counters = stage_medians(run, sampler, clock, passes=stage_passes(samples.times_us, cell))
     return RankReport(
         rank=prepared.group_rank,
         samples_us=samples.times_us,
@@ -53,7 +53,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         timer=clock.timer,
         graph=step is not None,
         clock_mhz=measured_clock,
-        **_wire_fields(counters),
+        **wire_fields(counters),
         **_work_fields(cell, prepared, context),
         **peer_fields,
     )
@@ -69,12 +69,12 @@ def _prepare(cell: Cell, context: RankContext, peer: Peer | None) -> tuple[Prepa
     return prepared, {"math_path": peer.math_path, "kernel_version": peer.version, "flags": flags}
 
 
-def _stage_passes(times_us: tuple[float, ...], cell: Cell) -> int:
+def stage_passes(times_us: tuple[float, ...], cell: Cell) -> int:
     """As many passes as a quarter of the time allows, one at least; the same on every rank as far as times agree."""
     return STAGE_PASSES if float(np.median(times_us)) * STAGE_PASSES <= cell.measure.max_seconds * 2.5e5 else 1
 
 
-def _stage_medians(
+def stage_medians(
     run: Callable[[], Any], sampler: Sampler, clock: Clock, *, passes: int
 ) -> tuple[tuple[tuple[str, float], ...], Counters]:
     """Median of each stage over passes; the counters hold one pass."""
@@ -91,7 +91,7 @@ def _stage_medians(
     return tuple(zip(names, medians.tolist(), strict=True)), transport.reset()
 
 
-def _wire_fields(counters: Counters) -> dict[str, Any]:
+def wire_fields(counters: Counters) -> dict[str, Any]:
     return {
         "count_exchange_us": counters.count_exchange_s * 1e6,
         "staging_us": counters.staging_s * 1e6,
@@ -106,7 +106,7 @@ def _wire_fields(counters: Counters) -> dict[str, Any]:
 def _work_fields(cell: Cell, prepared: Prepared, context: RankContext) -> dict[str, Any]:
     """What this rank computed and moved: FLOPs of its experts (three products of 2HI a pair), bytes it had to read."""
     layer, model = prepared.layer, cell.model
-    counts = _pairs_per_expert(prepared)
+    counts = pairs_per_expert(prepared)
     pairs, touched = int(sum(n for _, n in counts)), sum(n > 0 for _, n in counts)
     shared_bytes = layer.shared.nbytes if layer.shared is not None else 0
     tokens, rows = len(layer.x_TH), len(prepared.tokens_BH)
@@ -125,7 +125,7 @@ def _work_fields(cell: Cell, prepared: Prepared, context: RankContext) -> dict[s
     }
 
 
-def _pairs_per_expert(prepared: Prepared) -> tuple[tuple[int, int], ...]:
+def pairs_per_expert(prepared: Prepared) -> tuple[tuple[int, int], ...]:
     """(expert, pairs computed here) of every slot of the rank."""
     _, ids_BC, _ = prepared.layer.exchange.received()
     local = ids_BC[ids_BC >= 0].cpu().numpy()
