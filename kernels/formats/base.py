@@ -107,7 +107,7 @@ def refuse_nan_overflow(name: str, overflow: str) -> None:
 
 
 def fused_on(x: Tensor) -> bool:
-    """Whether ``triton_quantise`` encodes x; it is imported only then."""
+    """Whether ``triton_encode`` encodes x; it is imported only then."""
     return x.is_cuda and x.numel() > 0 and row_backend_on(x.device, "auto") == "triton"
 
 

@@ -36,7 +36,7 @@ def encode_fp8(
     name = f"{element}_{granularity}"
     check_request(x, name, scale_rule=scale_rule, scale_rules=SCALE_RULES, overflow=overflow)
     if fused_on(x):
-        from kernels.formats.triton_quantise import triton_encode_fp8 as fused
+        from kernels.formats.triton_encode import triton_encode_fp8 as fused
 
         options = {"weights": weights, "scale_rule": scale_rule, "overflow": overflow}
         data, scale = fused(x, element=element, granularity=granularity, **options)
@@ -50,7 +50,7 @@ def encode_fp8(
 def _encode_matrices(
     x: Tensor, *, element: str, granularity: str, weights: bool, scale_rule: str, overflow: str
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of matrices [..., N, K] in torch, the twin of ``triton_quantise.triton_encode_fp8``."""
+    """Codes and scales of matrices [..., N, K] in torch, the twin of ``triton_encode.triton_encode_fp8``."""
     cast, _, limits = _CASTS[element]
     num_rows, num_columns = x.shape[-2:]
     rows, columns = _block_shape(granularity, num_rows, num_columns, weights)

@@ -47,7 +47,7 @@ def encode_mx(
     if name == "mxfp4":
         refuse_nan_overflow(name, overflow)
     if fused_on(x):
-        from kernels.formats.triton_quantise import triton_encode_mx as fused
+        from kernels.formats.triton_encode import triton_encode_mx as fused
 
         data, scale = fused(x, name=name, scale_rule=scale_rule, overflow=overflow)
     else:
@@ -57,7 +57,7 @@ def encode_mx(
 
 
 def _encode_matrices(x: Tensor, *, name: str, scale_rule: str, overflow: str) -> tuple[Tensor, Tensor]:
-    """Codes and bytes of matrices [..., N, K] in torch, the twin of ``triton_quantise.triton_encode_mx``."""
+    """Codes and bytes of matrices [..., N, K] in torch, the twin of ``triton_encode.triton_encode_mx``."""
     element = E2M1 if name == "mxfp4" else E4M3
     blocks = to_blocks(x, 1, BLOCK).squeeze(-3).float()
     scale = power_of_two_scale(blocks.abs().amax(-1), element, scale_rule)

@@ -53,7 +53,7 @@ def encode_nvfp4(
 
 
 def _encode_fused(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    from kernels.formats.triton_quantise import triton_encode_nvfp4, triton_matrix_amax
+    from kernels.formats.triton_encode import triton_encode_nvfp4, triton_matrix_amax
 
     if global_scale is None:
         global_scale = _global_scale(triton_matrix_amax(x, group=BLOCK))
@@ -69,7 +69,7 @@ def _encode_parts(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tenso
 
 
 def _encode_matrices(x: Tensor, global_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes and scales of matrices [..., N, K] in torch, the twin of ``triton_quantise.triton_encode_nvfp4``."""
+    """Codes and scales of matrices [..., N, K] in torch, the twin of ``triton_encode.triton_encode_nvfp4``."""
     blocks = to_blocks(x, 1, BLOCK).squeeze(-3).float()
     amax = blocks.abs().amax(-1).clamp(max=torch.finfo(torch.float32).max)
     if global_scale is None:

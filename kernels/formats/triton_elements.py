@@ -132,3 +132,26 @@ def known_magnitude(bits):
     """The bits of |x|, and 0 for NaN, which amax passes over."""
     magnitude = bits & MAGNITUDE_BITS
     return tl.where(magnitude > INFINITY_BITS, 0, magnitude)
+
+
+@triton.jit
+def quotient_sign(bits, scaled):
+    """Sign (0 or 1) of the value with these bits over a scale: a number over a NaN scale is that NaN, positive."""
+    value = bits.to(tl.float32, bitcast=True)
+    return tl.where((scaled != scaled) & (value == value), 0, (bits >> 31) & 1)
+
+
+@triton.jit
+def nvfp4_scale(amax_bits, global_scale):
+    """Bits of amax (NaN allowed) -> (E4M3 code of the block's scale as int32, the float32 step that values divide by).
+
+    Twin: ``nvfp4.encode_nvfp4``. Example: amax 6 with the global scale 448 gives 7E hex (448) and the step 1.
+    """
+    amax = amax_bits.to(tl.float32, bitcast=True)
+    amax = tl.where(amax_bits == INFINITY_BITS, 3.4028234663852886e38, amax)
+    wanted = divide(amax, 6.0) * global_scale
+    # Not tl.maximum, which would drop NaN.
+    wanted = tl.where(wanted < 0.001953125, 0.001953125, wanted)
+    code = element_codes(wanted, tl.zeros_like(amax_bits), "e4m3", "saturate")
+    value = (code << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    return code, tl.where(code == 0x7F, float("nan"), divide(value, global_scale))

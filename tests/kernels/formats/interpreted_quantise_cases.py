@@ -14,7 +14,7 @@ from kernels.formats import FORMATS
 from kernels.formats.elements import to_e2m1, to_e4m3, to_e5m2
 from kernels.formats.nvfp4 import _global_scale
 from kernels.formats.triton_elements import element_codes
-from kernels.formats.triton_quantise import (
+from kernels.formats.triton_encode import (
     triton_encode_fp8,
     triton_encode_mx,
     triton_encode_nvfp4,
