@@ -32,10 +32,15 @@ def importance_loss(gates_TE: Tensor) -> Tensor:
 
 
 def load_loss(clean_TE: Tensor, noisy_TE: Tensor, std: Tensor | float, *, top_k: int) -> Tensor:
-    """Squared coefficient of variation of the smooth load (Shazeer et al. 2017, appendix A).
+    """Squared coefficient of variation of ``smooth_load`` (Shazeer et al. 2017, equation 11)."""
+    return squared_variation(smooth_load(clean_TE, noisy_TE, std, top_k=top_k))
 
-    An expert's load is the chance, summed over tokens, that it is among the K if its own noise were drawn again:
-    Phi((clean - k-th largest of the other noisy logits) / std). Raises ValueError unless K < E.
+
+def smooth_load(clean_TE: Tensor, noisy_TE: Tensor, std: Tensor | float, *, top_k: int) -> Tensor:
+    """[E]: the chance, summed over tokens, that an expert is among the K if its own noise were drawn again.
+
+    Phi((clean - k-th largest of the other noisy logits) / std): Shazeer et al. 2017, appendix A. Raises ValueError
+    unless K < E.
     """
     num_experts = clean_TE.shape[1]
     if not 1 <= top_k < num_experts:
@@ -43,7 +48,7 @@ def load_loss(clean_TE: Tensor, noisy_TE: Tensor, std: Tensor | float, *, top_k:
     top = noisy_TE.topk(top_k + 1, dim=1).values
     inside, outside = top[:, top_k - 1 : top_k], top[:, top_k:]
     threshold = torch.where(noisy_TE >= inside, outside, inside)
-    return squared_variation(torch.special.ndtr((clean_TE - threshold) / std).sum(0))
+    return torch.special.ndtr((clean_TE - threshold) / std).sum(0)
 
 
 def z_loss(logits_TE: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def test_a_sample_keeps_as_many_pairs_a_token_as_the_whole(router, monkeypatch):
 
 
 def test_tokens_have_their_ids_in_every_layer_and_others_in_every_rank_and_step():
-    cell = cell_of("hash", tokens=400)
+    cell = cell_of("hash", tokens=400, skew=ZIPF)
     first = route_all(cell).ids
     np.testing.assert_array_equal(first, route_all(cell, layer=3).ids)
     assert (first != route_all(cell, step=1).ids).any()

@@ -64,8 +64,8 @@ def spoilt(name: str, rows: int, experts: int, top_k: int, options: dict) -> dic
     logits = torch.randn(rows + 4, experts, generator=torch.Generator().manual_seed(rows + 2))
     logits[0] = NAN
     logits[1, ::2] = NAN
-    logits[2, ::3], logits[2, 1::3] = -INF, 0.0
-    logits[3, -1], logits[3, 0] = INF, -0.0
+    logits[2], logits[2, ::3], logits[2, 1::3], logits[2, 1:2] = -1.0, -INF, 0.0, -0.0
+    logits[3, -1] = INF
     return compare(logits, name, top_k, options)
 
 

@@ -123,3 +123,4 @@ def test_b08_a_nan_token_is_dropped_by_batch_prioritised_and_takes_no_capacity()
     logits = torch.tensor([[float("nan")] * 2, [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
     found = ROUTERS["batch_prioritized"](logits, top_k=1, capacity_factor=1.0)
     assert found.ids.tolist() == [[-1], [-1], [0], [0]]
+    assert ROUTERS["batch_prioritized"](logits, top_k=1, capacity_factor=0.0).ids.tolist() == [[-1], [0], [0], [0]]

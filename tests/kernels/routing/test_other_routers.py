@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from kernels.routing import ROUTERS
+from kernels.routing import ROUTERS, draws
 from kernels.routing.cosine import cosine_logits
 from kernels.routing.draws import mix, normal, uniform_bits
 from kernels.routing.losses import dense_gates
@@ -84,7 +84,15 @@ def test_draws_depend_on_seed_and_place_alone():
     assert torch.equal(uniform_bits(40, 8, seed=5, device="cpu", first_row=60), whole[60:])
     assert not torch.equal(uniform_bits(100, 8, seed=6, device="cpu"), whole)
     assert not torch.equal(uniform_bits(100, 8, seed=5 + (1 << 40), device="cpu"), whole)
-    assert normal(2000, 500, seed=0, device="cpu").isfinite().all()
+
+
+def test_normal_draws_are_finite_at_both_ends(monkeypatch):
+    ends = torch.tensor([[0.0, 1.0, 2.0**24 - 2, 2.0**24 - 1]])
+    monkeypatch.setattr(draws, "uniform_bits", lambda *_, **__: ends)
+    values = normal(1, 4, seed=0, device="cpu")
+    assert values.isfinite().all()
+    assert values[0, 0] == -values[0, 3] < -5
+    assert (values.diff() > 0).all()
 
 
 def test_mixed_bits_are_even_and_change_by_half():
@@ -110,6 +118,9 @@ def test_hash_gives_equal_ids_equal_experts_and_all_experts_their_share():
     assert counts.min() > 900  # mean 1000, standard deviation below 31
     assert counts.max() < 1100
     assert (found.weights == 0.5).all()
+    row = ROUTERS["hash"](logits, top_k=1, token_ids=torch.arange(8000)).ids[:, 0]
+    for shift in range(16):  # neighbours in the vocabulary have nothing to do with each other
+        assert abs(float(((row[1:] - row[:-1]) % 16 == shift).float().mean()) - 1 / 16) < 0.015
     with pytest.raises(ValueError, match=r"token_ids must be \[T\] with T = 8000"):
         ROUTERS["hash"](logits, top_k=2, token_ids=tokens[:5])
 

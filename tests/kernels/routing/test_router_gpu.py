@@ -33,8 +33,8 @@ def spoilt(rows: int, experts: int) -> torch.Tensor:
     logits = normal(rows + 4, experts, seed=2)
     logits[0] = NAN
     logits[1, ::2] = NAN
-    logits[2, ::3], logits[2, 1::3] = -INF, 0.0
-    logits[3, -1], logits[3, 0] = INF, -0.0
+    logits[2], logits[2, ::3], logits[2, 1::3], logits[2, 1:2] = -1.0, -INF, 0.0, -0.0
+    logits[3, -1] = INF
     return logits
 
 

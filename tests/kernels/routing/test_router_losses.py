@@ -8,7 +8,15 @@ from torch.autograd import gradcheck
 
 from kernels.routing import ROUTERS, Routing
 from kernels.routing.cosine import cosine_logits
-from kernels.routing.losses import dense_gates, gshard_loss, importance_loss, load_loss, switch_loss, z_loss
+from kernels.routing.losses import (
+    dense_gates,
+    gshard_loss,
+    importance_loss,
+    load_loss,
+    smooth_load,
+    switch_loss,
+    z_loss,
+)
 from kernels.routing.noisy_topk import noise_std, noisy_logits
 
 WIDE = torch.float64
@@ -47,13 +55,14 @@ def test_z_loss_by_hand():
 def test_load_is_the_chance_to_be_chosen_again():
     """Against a count over many draws of an expert's own noise."""
     clean, std, top_k = torch.tensor([[0.3, -0.2, 0.9, 0.1]]), 0.7, 2
-    noisy = clean + torch.tensor([[0.4, 0.1, -0.6, 0.2]])
+    noisy = clean + torch.tensor([[0.4, 0.1, -0.5, 0.2]])
     draws = torch.randn(200_000, generator=torch.Generator().manual_seed(0)) * std
     chances = []
     for expert in range(4):
         others = torch.cat([noisy[0, :expert], noisy[0, expert + 1 :]])
         chances.append(float((clean[0, expert] + draws > others.topk(top_k).values[-1]).float().mean()))
     expected = torch.tensor(chances)
+    torch.testing.assert_close(smooth_load(clean, noisy, std, top_k=top_k), expected, atol=0.005, rtol=0)
     variation = float(expected.var(correction=0) / expected.mean() ** 2)
     assert float(load_loss(clean, noisy, std, top_k=top_k)) == pytest.approx(variation, rel=0.03)
     with pytest.raises(ValueError, match="top_k 4 and num_experts 4"):
