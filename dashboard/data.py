@@ -8,9 +8,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-import dashboard
 from workbench.report.figures import FIGURES
 from workbench.report.summary import Finding, summarise
+from workbench.spec.catalog import reference_dir
 from workbench.store.reader import read_tables, unreadable_files
 from workbench.store.run_folder import RunFolder, RunInfo, list_runs
 
@@ -21,7 +21,7 @@ Chosen = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs to choose from, oldest first; ``is_reference`` when they are those that come with the checkout."""
+    """The runs to choose from, oldest first; ``is_reference`` when they are those that come with the workbench."""
 
     folder: Path
     infos: tuple[RunInfo, ...]
@@ -34,13 +34,12 @@ def results_folder() -> Path:
 
 
 def find_runs() -> Runs:
-    """Runs of the results folder, or the reference runs of the checkout when it has none."""
+    """Runs of the results folder, or the reference runs that come with the workbench when it has none."""
     folder = results_folder()
-    reference = Path(dashboard.__file__).parent.parent / "results" / "reference"
     infos = list_runs(folder)
     if infos:
         return Runs(folder, tuple(infos), False)
-    return Runs(folder, tuple(list_runs(reference)), True)
+    return Runs(folder, tuple(list_runs(reference_dir())), True)
 
 
 def stamp(path: str) -> float:

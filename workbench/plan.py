@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from workbench.spec.base import size_text
 from workbench.spec.block import Reader
 from workbench.spec.errors import Problem, SpecError
 from workbench.spec.resolve import resolve_cell
@@ -95,7 +96,7 @@ def _kind(cell: Cell) -> str:
     scope = cell.scope
     match scope.kind:
         case "all_to_all":
-            return f"all_to_all {scope.bytes_per_rank} B"
+            return f"all_to_all {size_text(scope.bytes_per_rank)}"
         case "grouped_gemm":
             return f"grouped_gemm {scope.groups}x{scope.m}x{scope.n}x{scope.k}"
         case "quantize":

@@ -7,9 +7,10 @@ from dashboard.choices import View, choose_view
 from dashboard.control import show_start, show_stop
 from dashboard.data import find_runs
 from dashboard.show import plain, show_counts, show_figure, show_findings
-from workbench.analysis.columns import DESCRIBING, varying_columns
+from workbench.analysis.columns import DESCRIBING, settings
 from workbench.report.conditions import condition_groups, group_title
 from workbench.report.html import flat_items, report_html
+from workbench.report.notes import flag_texts
 from workbench.store.exporters import csv_bytes
 from workbench.store.progress import read_events
 from workbench.store.run_folder import RunInfo
@@ -70,10 +71,13 @@ def show_cells(cells: pd.DataFrame) -> None:
     for key, group in condition_groups(cells):
         title, note = group_title(group)
         st.markdown(f"**{plain(title)}**" + (f"  \n*{plain(note)}*" if note else ""))
-        names = [name for name in varying_columns(group) if name not in ("group", "method")]
         figures = [name for name in COLUMNS if name not in DESCRIBING and group[name].notna().any()]
         reasons = ["status", "reason"] if (group["status"] != "ok").any() else []
-        shown = group[[*names, *reasons, *figures]].assign(**{"reason": group["reason"].fillna("")} if reasons else {})
+        shown = pd.concat([settings(group), group[[*reasons, *figures]]], axis=1)
+        if reasons:
+            shown["reason"] = shown["reason"].fillna("")
+        if group["flags"].notna().any():
+            shown["notes"] = ["; ".join(flag_texts(flags)) for flags in group["flags"]]
         st.dataframe(shown, hide_index=True, column_config=COLUMNS, key=f"cells_{'_'.join(key)}")
 
 

@@ -47,7 +47,7 @@ def test_one_launch_on_a_cpu_tells_only_large_differences():
     base = side(device="cpu", samples=series(100))
     verdict = judge(side(device="cpu", samples=series(94, seed=1)), base)
     assert verdict.word == "unclear"
-    assert "one cpu launch tells only above 10%" in verdict.reason
+    assert "one run on a noisy cpu: here a difference counts beyond 10%" in verdict.reason
     assert words(side(device="cpu", samples=series(100, seed=1)), base) == "unclear"
     assert words(side(device="cpu", samples=series(60, seed=1)), base) == "faster"
     several = side(device="cpu", samples=series(94, seed=1, repeats=3))

@@ -53,7 +53,7 @@ def test_page_draws_its_figures_without_a_fault(page, name):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_page_without_any_run_says_how_to_start_one(page, name, tmp_path, monkeypatch):
-    monkeypatch.setattr("dashboard.__file__", str(tmp_path / "nowhere" / "dashboard" / "__init__.py"))
+    monkeypatch.setattr("dashboard.data.reference_dir", lambda: tmp_path / "nowhere")
     test = page(name, folder=tmp_path / "empty")
     assert not test.exception
     assert "No runs in" in test.info[0].value
@@ -61,8 +61,8 @@ def test_page_without_any_run_says_how_to_start_one(page, name, tmp_path, monkey
 
 
 def test_without_a_run_of_its_own_it_opens_on_the_reference(page, tmp_path, monkeypatch):
-    write_sample_run(tmp_path / "results" / "reference", name="reference")
-    monkeypatch.setattr("dashboard.__file__", str(tmp_path / "dashboard" / "__init__.py"))
+    write_sample_run(tmp_path / "reference", name="reference")
+    monkeypatch.setattr("dashboard.data.reference_dir", lambda: tmp_path / "reference")
     test = page("runs", folder=tmp_path / "empty")
     assert not test.exception
     assert "these are the reference runs" in test.info[0].value

@@ -45,6 +45,52 @@ def varying_columns(cells: pd.DataFrame, *, among: Sequence[str] = DESCRIBING) -
     return found
 
 
+def settings(cells: pd.DataFrame) -> pd.DataFrame:
+    """What tells the cells apart, a column each, on the index of ``cells``.
+
+    The describing columns that vary, without group and method; where these leave cells alike, also the dotted paths
+    of the planned cells that differ between them, then the group, at last the cell's id.
+    """
+    shown = cells[[name for name in varying_columns(cells) if name not in ("group", "method")]]
+    if not _alike(shown).any():
+        return shown
+    shown = pd.concat([shown, _hidden(cells, _alike(shown))], axis=1)
+    for name in ("group", "cell_id"):
+        if _alike(shown).any() and cells[name].nunique() > 1:
+            shown = shown.assign(**{name: cells[name]})
+    return shown
+
+
+def _alike(shown: pd.DataFrame) -> pd.Series:
+    if shown.empty and not len(shown.columns):
+        return pd.Series(len(shown) > 1, index=shown.index)
+    return shown.astype(object).where(shown.notna(), "-").duplicated(keep=False)
+
+
+def _hidden(cells: pd.DataFrame, alike: pd.Series) -> pd.DataFrame:
+    """Paths of the planned cells that differ among the rows that look ``alike``; one that says the same is left out."""
+    flat = pd.DataFrame([_leaves(cell) for cell in planned_cells(cells)], index=cells.index)
+    told = {"cell_id", "scenario", "group", "kernel", "method", "engine", *COLUMN_PATHS.values()}
+    free = [path for path in flat if not any(path == name or path.startswith(f"{name}.") for name in told - {"model"})]
+    differing = [path for path in free if flat.loc[alike, path].nunique(dropna=False) > 1]
+    kept = varying_columns(flat, among=differing)
+    tails = [path.rpartition(".")[2] for path in kept]
+    names = [
+        tail if tails.count(tail) == 1 and tail not in cells else path for path, tail in zip(kept, tails, strict=True)
+    ]
+    return flat[kept].set_axis(names, axis=1)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    leaves: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            leaves |= _leaves(value, f"{prefix}{key}.")
+        else:
+            leaves[f"{prefix}{key}"] = value_label(value)
+    return leaves
+
+
 def _is_implied(cells: pd.DataFrame, name: str) -> bool:
     by = IMPLIED.get(name)
     return (

@@ -110,7 +110,7 @@ def _by_samples(candidate: Side, baseline: Side) -> Verdict:
     if verdict.word in ("faster", "slower") and p_value > MAX_P:
         verdict = Verdict(word="unclear", reason=f"the samples overlap (p {p_value:.2g})", method="samples")
     if verdict.word == "unclear" and noisy:
-        reason = f"one {candidate.device} launch tells only above {threshold:.0%}"
+        reason = f"one run on a noisy {candidate.device}: here a difference counts beyond {threshold:.0%}"
         verdict = replace(verdict, reason=reason)
     return replace(
         verdict, method="samples", ratio=ratio, ratio_low=low, ratio_high=high, p_value=p_value, spread=spread

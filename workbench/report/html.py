@@ -12,6 +12,7 @@ from workbench.report.conditions import condition_groups, group_title
 from workbench.report.figures import FIGURES
 from workbench.report.html_style import SCRIPT, STYLE
 from workbench.report.labels import cell_labels
+from workbench.report.notes import flag_texts
 from workbench.report.summary import Finding, summarise
 from workbench.report.units import bytes_text, interval_text, number_text, percent_text
 from workbench.store.files import write_atomically
@@ -78,11 +79,12 @@ def _cells_table(cells: pd.DataFrame) -> str:
     rows = []
     for label, row in zip(cell_labels(cells, without=("precision",)), cells.to_dict("records"), strict=True):
         reason = "" if pd.isna(row["reason"]) else f": {row['reason']}"
+        notes = "".join(f"; {text}" for text in flag_texts(row["flags"]))
         texts = (
             label, row["precision"],
             interval_text(row["latency_ci_low_us"], row["latency_us"], row["latency_ci_high_us"]),
             number_text(row["rel_error"]), percent_text(row["comm_fraction"]), bytes_text(row["scale_out_bytes"]),
-            bytes_text(row["peak_memory_bytes"]), f"{row['status']}{reason}",
+            bytes_text(row["peak_memory_bytes"]), f"{row['status']}{reason}{notes}",
         )  # fmt: skip
         cells_html = "".join(f"<td>{escape(str(text))}</td>" for text in texts)
         rows.append(f"<tr class='{escape(str(row['status']))}'>{cells_html}</tr>")

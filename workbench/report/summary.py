@@ -6,7 +6,9 @@ import pandas as pd
 
 from workbench.analysis.columns import planned_cells
 from workbench.analysis.compare import compare_by
+from workbench.analysis.verdict import MIN_EFFECT
 from workbench.report.conditions import condition_groups, group_title
+from workbench.report.notes import FLAG_WORDS, GRAVE, flag_names
 from workbench.report.units import number_text, percent_text
 
 AXES = {"precision": "precision", "dispatch.strategy": "dispatch strategy", "workload.skew": "skew"}
@@ -32,7 +34,7 @@ def summarise(cells: pd.DataFrame, samples: pd.DataFrame) -> list[Finding]:
         found += _communication(group)
         if found:
             findings.append(Finding(title, (*found, *([note] if note else []))))
-    return [*findings, Finding("All cells", (_counts(cells), *_errors(cells), *_not_ok(cells)))]
+    return [*findings, Finding("All cells", (_counts(cells), *_errors(cells), *_flagged(cells), *_not_ok(cells)))]
 
 
 def _counts(cells: pd.DataFrame) -> str:
@@ -54,18 +56,31 @@ def _winners(cells: pd.DataFrame, samples: pd.DataFrame, path: str) -> list[str]
     ranked = [(mine["ratio"].median(), *key, mine) for key, mine in pairs.groupby(["candidate", "baseline"])]
     ranked.sort(key=lambda part: (round(part[0], 2), -(part[3]["verdict"] == "faster").mean()))
     parts = [_candidate(*part) for part in ranked]
-    return [f"{AXES[path]}: {_lead(ranked)}; {'; '.join(parts)}."]
+    return [f"{AXES[path]}: {_lead(pairs)}; {'; '.join(parts)}."]
 
 
-def _lead(ranked: list[tuple[float, str, str, pd.DataFrame]]) -> str:
-    """Who wins, if anyone does: a candidate that is faster in most settings, or the baseline when all are slower."""
-    _, candidate, baseline, mine = ranked[0]
-    words = mine["verdict"]
-    if (words == "faster").mean() > 0.5:
-        return f"{candidate} is fastest"
-    if all((part[3]["verdict"] == "slower").mean() > 0.5 for part in ranked):
-        return f"{baseline} is fastest"
-    return "no clear winner"
+def _lead(pairs: pd.DataFrame) -> str:
+    """Who wins in how many settings, if anyone does in most of them."""
+    settings = [mine for _, mine in pairs.groupby("baseline_cell", sort=False)]
+    wins = pd.Series([winner for winner in map(_winner, settings) if winner], dtype=object).value_counts()
+    if len(wins) and wins.iloc[0] == len(settings):
+        return f"{wins.index[0]} is fastest"
+    if not len(wins) or wins.sum() <= len(settings) / 2:
+        return "no clear winner"
+    told = [f"{name} in {count}" for name, count in wins.items()]
+    return f"fastest of {len(settings)} settings: {', '.join(told)}"
+
+
+def _winner(mine: pd.DataFrame) -> str | None:
+    """The fastest of one setting, None when two are too close to tell."""
+    if (mine["verdict"] == "slower").all():
+        return str(mine["baseline"].iloc[0])
+    best, *others = mine.sort_values("ratio").to_dict("records")
+    if best["verdict"] != "faster":
+        return None
+    high = best["ratio"] if pd.isna(best["ratio_high"]) else best["ratio_high"]
+    lows = [other["ratio"] if pd.isna(other["ratio_low"]) else other["ratio_low"] for other in others]
+    return None if any(low < high * (1 + MIN_EFFECT) for low in lows) else str(best["candidate"])
 
 
 def _candidate(ratio: float, candidate: str, baseline: str, mine: pd.DataFrame) -> str:
@@ -97,6 +112,12 @@ def _errors(cells: pd.DataFrame) -> list[str]:
     medians = known.groupby("precision")["rel_error"].median().sort_values()
     parts = [f"{name} {number_text(value)}" for name, value in medians.items()]
     return [f"Relative error against float32 (median over cells): {', '.join(parts)}."]
+
+
+def _flagged(cells: pd.DataFrame) -> list[str]:
+    names = [flag_names(flags) for flags in cells["flags"]]
+    counts = {flag: sum(flag in row for row in names) for flag in GRAVE}
+    return [f"{count} of {len(cells)} cells: {FLAG_WORDS[flag]}." for flag, count in counts.items() if count]
 
 
 def _not_ok(cells: pd.DataFrame) -> list[str]:

@@ -8,19 +8,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from workbench.analysis.columns import DESCRIBING, varying_columns
+from workbench.analysis.columns import DESCRIBING, settings
 from workbench.report.conditions import condition_groups, group_title
+from workbench.report.labels import cell_labels, setting_text
+from workbench.report.notes import Notes, cell_notes
 from workbench.report.units import MISSING, bytes_text, interval_text, number_text, percent_text
 
 SHORT = {"tokens_per_rank": "tokens", "num_gpus": "GPUs", "bytes_per_rank": "bytes/rank", "strategy": "dispatch",
          "gpus_per_node": "GPUs/node", "redundant_experts": "redundant", "training_balance": "balance"}  # fmt: skip
 STATUS_STYLE = {"ok": "green", "unsupported": "yellow", "infeasible": "yellow", "error": "red"}
-ALWAYS, MIN_WORD, PADDING, STATE_WIDTH = 2, 4, 3, 16
+ALWAYS, MIN_WORD, LABEL_WIDTH, PADDING = 2, 4, 30, 3
+SETTING = "setting"
 NUMERIC = ("num_gpus", "nodes", "ep", "tp", "dp", "pp", "tokens_per_rank", "bytes_per_rank")
 
 
 def print_table(console: Console, cells: pd.DataFrame) -> None:
-    """Print the cells: what varies, latency with its interval, error against float32, and reasons where there are any.
+    """Print the cells: what varies, latency with its interval, error against float32; notes below say what was not run
+    and why, and what limits a figure.
 
     ``cells`` is the frame of the ``cells`` table. Prints a line instead when it is empty.
     """
@@ -28,8 +32,10 @@ def print_table(console: Console, cells: pd.DataFrame) -> None:
         console.print("no cells yet")
         return
     for _, group in condition_groups(cells):
-        table, left_out = _group_table(group, width=console.width)
+        notes = cell_notes(group)
+        table, left_out = _group_table(group, notes, width=console.width)
         console.print(table)
+        print_notes(console, notes)
         constant = constants_text(group)
         if constant:
             console.print(Text(f"in every row: {constant}", style="dim"))
@@ -38,12 +44,22 @@ def print_table(console: Console, cells: pd.DataFrame) -> None:
         console.print()
 
 
+def print_notes(console: Console, notes: Notes) -> None:
+    """The notes that a table's marks point to."""
+    for mark, note in enumerate(notes.numbered, start=1):
+        style = STATUS_STYLE.get(note.partition(":")[0], "")
+        console.print(Text(f"({mark}) {note}", style=style))
+    for note in notes.general:
+        console.print(Text(note, style="yellow"))
+
+
 def constants_text(cells: pd.DataFrame, *, among: Sequence[str] = DESCRIBING) -> str:
     """The describing columns that hold one value in all rows, as ``model gpt-oss-120b, ep 8``."""
     said = {"engine", "device", "hardware", "method", "group", "redundant_experts"}
     same = [name for name in among if name in cells and name not in said and cells[name].nunique(dropna=False) == 1]
-    values = [(SHORT.get(name, name), cells[name].iloc[0]) for name in same]
-    return ", ".join(f"{name} {value}" for name, value in values if not pd.isna(value) and value not in ("none", ""))
+    values = [(name, cells[name].iloc[0]) for name in same]
+    known = [(name, value) for name, value in values if not pd.isna(value) and value not in ("none", "")]
+    return ", ".join(f"{SHORT.get(name, name)} {setting_text(name, value)}" for name, value in known)
 
 
 def plain_table(title: str = "", caption: str = "") -> Table:
@@ -59,34 +75,51 @@ def plain_table(title: str = "", caption: str = "") -> Table:
     )
 
 
-def _group_table(cells: pd.DataFrame, *, width: int) -> tuple[Table, list[str]]:
+def setting_columns(told: pd.DataFrame, *, labels: Sequence[str], width: int) -> dict[str, list[str]]:
+    """Heads and texts of what tells rows apart: a column each, or ``labels`` alone in less room than that needs."""
+    texts = {
+        name: [MISSING if pd.isna(value) else setting_text(name, value) for value in told[name].astype(object)]
+        for name in told
+    }
+    if not texts or sum(_width(SHORT.get(name, name), column) for name, column in texts.items()) > width:
+        return {SETTING: list(labels)}
+    return texts
+
+
+def add_settings(table: Table, columns: dict[str, list[str]], *, width: int) -> None:
+    """The columns of ``setting_columns``; a label may take several lines, broken between its words."""
+    for name in columns:
+        least = max(MIN_WORD, min(LABEL_WIDTH, width - PADDING)) if name == SETTING else MIN_WORD
+        justify = "right" if name in NUMERIC else "left"
+        table.add_column(SHORT.get(name, name), justify=justify, overflow="fold", min_width=least)
+
+
+def _group_table(cells: pd.DataFrame, notes: Notes, *, width: int) -> tuple[Table, list[str]]:
     """The table of a group, and the names of figures that ``width`` columns have no room for."""
-    title, note = group_title(cells)
-    table = plain_table(title, note)
-    varying = [name for name in varying_columns(cells) if name not in ("group", "method")]
-    if "precision" not in varying:
-        varying.append("precision")
-    words = {name: [MISSING if pd.isna(value) else str(value) for value in cells[name]] for name in varying}
-    states = _states(cells) if (cells["status"] != "ok").any() else []
-    heads = {SHORT.get(name, name): texts for name, texts in words.items()}
-    room = width - sum(_width(head, texts) for head, texts in heads.items()) - (STATE_WIDTH if states else 0)
-    figures, left_out = _fitting(_figure_columns(cells), room)
-    for name, head in zip(varying, heads, strict=True):
-        table.add_column(head, justify="right" if name in NUMERIC else "left", overflow="fold", min_width=MIN_WORD)
+    table = plain_table(*group_title(cells))
+    states = _states(cells, notes.marks) if (cells["status"] != "ok").any() or any(notes.marks) else []
+    state_width = max((len(state.plain) for state in states), default=-PADDING) + PADDING
+    offered = _figure_columns(cells)
+    least, _ = _fitting(offered, 0)
+    room = width - state_width
+    room_for_words = room - sum(_width(name, texts) for name, texts in least.items())
+    words = setting_columns(settings(cells), labels=cell_labels(cells), width=room_for_words)
+    taken = LABEL_WIDTH + PADDING if SETTING in words else sum(_width(SHORT.get(n, n), t) for n, t in words.items())
+    figures, left_out = _fitting(offered, room - taken)
+    add_settings(table, words, width=room_for_words)
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     if states:
-        table.add_column("status", overflow="fold")
+        table.add_column("status", no_wrap=True)
     for index in range(len(cells)):
         row: list[str | Text] = [texts[index] for texts in (*words.values(), *figures.values())]
         table.add_row(*row, *states[index : index + 1])
     return table, left_out
 
 
-def _states(cells: pd.DataFrame) -> list[Text]:
-    reasons = ["" if pd.isna(reason) else f": {reason}" for reason in cells["reason"]]
-    pairs = zip(cells["status"], reasons, strict=True)
-    return [Text(f"{status}{reason}", style=STATUS_STYLE.get(status, "")) for status, reason in pairs]
+def _states(cells: pd.DataFrame, marks: Sequence[str]) -> list[Text]:
+    pairs = zip(cells["status"], marks, strict=True)
+    return [Text(f"{status} {mark}".rstrip(), style=STATUS_STYLE.get(status, "")) for status, mark in pairs]
 
 
 def _fitting(figures: dict[str, list[str]], room: int) -> tuple[dict[str, list[str]], list[str]]:

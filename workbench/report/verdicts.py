@@ -1,7 +1,5 @@
 """The outcome of a comparison in a terminal."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
@@ -10,9 +8,12 @@ from rich.text import Text
 from workbench.analysis.columns import varying_columns
 from workbench.analysis.compare import COLUMNS
 from workbench.report.conditions import ENGINE_WORDS, condition_groups
-from workbench.report.terminal import NUMERIC, SHORT, plain_table
+from workbench.report.labels import row_labels
+from workbench.report.notes import Notes, number
+from workbench.report.terminal import PADDING, add_settings, plain_table, print_notes, setting_columns
 from workbench.report.units import MISSING, time_text
 
+HEADS = ("before", "time", "time ratio", "verdict")
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "cyan", "unclear": "yellow"}
 
 
@@ -22,12 +23,14 @@ def print_verdicts(console: Console, comparison: pd.DataFrame) -> None:
         console.print("nothing to compare: no cell has a partner")
         return
     for (engine, _, hardware), group in condition_groups(comparison):
-        console.print(_table(group, f"{ENGINE_WORDS.get(engine, engine)}, {hardware}"))
+        notes = number([[row["why"]] if row["verdict"] == "unclear" else [] for row in group.to_dict("records")])
+        console.print(_table(group, f"{ENGINE_WORDS.get(engine, engine)}, {hardware}", notes, width=console.width))
+        print_notes(console, notes)
     counts = comparison["verdict"].value_counts()
     console.print(", ".join(f"{counts[word]} {word}" for word in VERDICT_STYLE if word in counts))
 
 
-def _table(comparison: pd.DataFrame, title: str) -> Table:
+def _table(comparison: pd.DataFrame, title: str, notes: Notes, *, width: int) -> Table:
     names = [name for name in comparison.columns if name not in COLUMNS and name != "group"]
     context = varying_columns(comparison, among=names)
     baselines = comparison["baseline"].unique()
@@ -35,16 +38,16 @@ def _table(comparison: pd.DataFrame, title: str) -> Table:
         title += f", against {baselines[0]}"
     else:
         context.append("baseline")
+    told = comparison[[*context, "candidate"]]
+    figures = [_figures(*pair) for pair in zip(comparison.to_dict("records"), notes.marks, strict=True)]
+    room = width - sum(max(len(str(text)) for text in column) + PADDING for column in zip(HEADS, *figures, strict=True))
+    words = setting_columns(told, labels=row_labels(told), width=room)
     table = plain_table(title)
-    for name in (*context, "candidate"):
-        right = "right" if name in NUMERIC else "left"
-        table.add_column(SHORT.get(name, name), justify=right, overflow="fold", min_width=4)
-    for name in ("before", "time", "time ratio", "verdict"):
+    add_settings(table, words, width=room)
+    for name in HEADS:
         table.add_column(name, justify="left" if name == "verdict" else "right", no_wrap=True)
-    if (comparison["verdict"] == "unclear").any():
-        table.add_column("why", overflow="fold", min_width=16)
-    for row in comparison.to_dict("records"):
-        table.add_row(*_texts(row, (*context, "candidate"))[: len(table.columns)])
+    for *texts, row in zip(*words.values(), figures, strict=True):
+        table.add_row(*texts, *row)
     return table
 
 
@@ -58,8 +61,6 @@ def ratio_text(row: dict) -> str:
     return f"{middle} ({row['ratio_low']:.2f}-{row['ratio_high']:.2f})"
 
 
-def _texts(row: dict, context: Sequence[str]) -> list[str | Text]:
-    words = [MISSING if pd.isna(row[name]) else str(row[name]) for name in context]
+def _figures(row: dict, mark: str) -> list[str | Text]:
     times = [time_text(row["baseline_us"]), time_text(row["candidate_us"]), ratio_text(row)]
-    verdict = Text(row["verdict"], style=VERDICT_STYLE[row["verdict"]])
-    return [*words, *times, verdict, row["why"] if row["verdict"] == "unclear" else ""]
+    return [*times, Text(f"{row['verdict']} {mark}".rstrip(), style=VERDICT_STYLE[row["verdict"]])]

@@ -32,6 +32,12 @@ def parse_size(value: Any) -> Any:
     return round(float(match[1]) * SIZE_UNITS[match[2]])
 
 
+def size_text(size: int) -> str:
+    """Bytes as a scenario would say them: ``67108864`` is ``64MiB``, ``1500`` stays ``1500B``."""
+    unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if size and size % SIZE_UNITS[unit] == 0), "B")
+    return f"{size // SIZE_UNITS[unit]}{unit}"
+
+
 def kind_from_text(value: Any) -> Any:
     """``router: switch`` is short for ``router: {kind: switch}``."""
     return {"kind": value} if isinstance(value, str) else value
