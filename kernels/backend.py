@@ -9,6 +9,15 @@ BACKENDS = ("auto", "torch", "triton")
 ROW_CAPABILITY = (8, 0)
 # (weight format, activation format) -> least compute capability that multiplies it.
 GEMM_CAPABILITY = {("bf16", "bf16"): (8, 0), ("e4m3_block", "e4m3_block"): (8, 9)}
+# The same for the fused layer. FP4 weights are multiplied in BF16, by rows that BF16 holds exactly.
+FUSED_CAPABILITY = GEMM_CAPABILITY | {
+    ("e4m3_row", "e4m3_row"): (8, 9),
+    ("e4m3_tensor", "e4m3_tensor"): (8, 9),
+    ("mxfp4", "bf16"): (9, 0),
+    ("mxfp4", "mxfp8"): (9, 0),
+    ("mxfp4", "mxfp4"): (9, 0),
+    ("nvfp4", "bf16"): (9, 0),
+}
 
 Capability = tuple[int, int] | None
 
@@ -39,6 +48,23 @@ def choose_gemm_backend(
 def gemm_backend_on(device: torch.device, backend: str, weights_format: str, activations_format: str) -> str:
     """``choose_gemm_backend`` for a device of this machine."""
     return choose_gemm_backend(
+        backend, weights_format, activations_format, device_type=device.type, capability=capability_of(device)
+    )
+
+
+def choose_layer_backend(
+    backend: str, weights_format: str, activations_format: str, *, device_type: str, capability: Capability
+) -> str:
+    """``triton`` where the fused layer runs, else ``torch``; ValueError as ``choose_gemm_backend``."""
+    least = FUSED_CAPABILITY.get((weights_format, activations_format))
+    if least is None:
+        return _choose(backend, f"triton has no kernel for {weights_format} x {activations_format}", device_type)
+    return _choose(backend, triton_unsupported(least, device_type=device_type, capability=capability), device_type)
+
+
+def layer_backend_on(device: torch.device, backend: str, weights_format: str, activations_format: str) -> str:
+    """``choose_layer_backend`` for a device of this machine."""
+    return choose_layer_backend(
         backend, weights_format, activations_format, device_type=device.type, capability=capability_of(device)
     )
 

@@ -11,7 +11,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.grouped_gemm.tiles import Tile, choose_tile
+from kernels.grouped_gemm.expert_gemm import SCALING
+from kernels.grouped_gemm.expert_kernels import dense_expert_kernel, packed_expert_kernel
+from kernels.grouped_gemm.tiles import Tile, choose_tile, family
 from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
 from kernels.triton_rows import activation_kernel, combine_kernel, quantise_block_kernel
 
@@ -82,6 +84,53 @@ def compile_grouped_gemm(
         constexprs=constexprs,
         capability=capability,
         multiples_of_16=strides if k_size % 16 == 0 else ("stride_om", "n_size"),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
+
+
+def compile_expert_gemm(
+    weights_format: str,
+    *,
+    capability: int,
+    tile: Tile,
+    gated: bool,
+    n_size: int,
+    k_size: int,
+    direct: bool = False,
+    gpt_oss: bool = False,
+) -> Compiled:
+    """A GEMM of the fused layer as ``expert_gemm`` launches it; ``gpt_oss``: interleaved, clamped, with biases."""
+    packed = family(weights_format) == "fp4"
+    kernel = packed_expert_kernel if packed else dense_expert_kernel
+    element = "*bf16" if weights_format == "bf16" or packed else "*fp8e4nv"
+    scale = "*fp32" if packed or weights_format != "bf16" else None
+    types: dict[str, str | None] = {"a_ptr": element, "w_ptr": element, "a_scale_ptr": scale, "w_scale_ptr": scale}
+    types |= {"words_ptr": "*i16", "scales_ptr": "*i32", "column_scale_ptr": scale, "out_ptr": "*bf16"}
+    types |= {"bias_ptr": "*bf16" if gpt_oss else None, "weights_ptr": None if gated else "*fp32"}
+    types |= {"order_ptr": None if direct else "*i64", "experts_ptr": "*i32"}
+    types |= dict.fromkeys(("offsets_ptr", "starts_ptr"), None if direct else "*i64")
+    types |= {"alpha": "fp32", "limit": "fp32"}
+    interleaved = gated and gpt_oss
+    constexprs: dict[str, object] = {name: None for name, kind in types.items() if kind is None}
+    constexprs |= {"n_size": n_size, "k_size": k_size, "top_k": 8, "gated": gated, "clamped": gpt_oss}
+    constexprs |= {"gate_step": 2 if interleaved else 1, "up_offset": (1 if interleaved else n_size) if gated else 0}
+    constexprs |= {"has_bias": gpt_oss, "has_weights": not gated, "direct": direct, "has_order": not direct}
+    constexprs |= {"widen": False, "swap": tile.swap, "nvfp4": weights_format == "nvfp4", "num_stages": tile.num_stages}
+    constexprs |= {"block_m": tile.block_m, "block_n": tile.block_n, "block_k": tile.block_k, "group_m": tile.group_m}
+    one_scale = not interleaved and (not gated or n_size % 128 == 0) and 128 % tile.block_n == 0
+    constexprs |= {"scaling": SCALING.get(weights_format, "none"), "tile_scale": one_scale}
+    known = set(kernel.arg_names)
+    constexprs = {name: value for name, value in constexprs.items() if name in known}
+    signature = {name: kind for name, kind in types.items() if kind is not None and name in known}
+    signature |= {name: "i32" for name in kernel.arg_names if name not in signature | constexprs}
+    strides = tuple(name for name in kernel.arg_names if name.startswith("stride"))
+    return compile_kernel(
+        kernel,
+        signature=signature,
+        constexprs=constexprs,
+        capability=capability,
+        multiples_of_16=strides,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )

@@ -1,19 +1,21 @@
 """The expert layer: prepared weights, the expert MLP on sorted rows, and the whole layer from routed tokens.
 
 T tokens, E experts, K top-k, H hidden, I intermediate, M rows in expert order.
-Each stage is a public function of its own, so that a harness can time them apart: ``sort_by_expert``, ``gather_rows``,
-``quantise_rows``, ``grouped_gemm``, ``apply_activation``, ``combine_rows``.
+On a GPU the layer runs fused (``kernels.fused``); elsewhere, and where no fused kernel has the formats, piece by piece:
+``sort_by_expert``, ``gather_rows``, ``quantise_rows``, ``grouped_gemm``, ``apply_activation``, ``combine_rows``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.activation import Activation, apply_activation
-from kernels.backend import choose_gemm_backend, gemm_backend_on
+from kernels.backend import choose_layer_backend, layer_backend_on
 from kernels.formats import FORMATS, Quantised
 from kernels.grouped_gemm import grouped_gemm
+from kernels.grouped_gemm.packed import FORMATS as PACKED_FORMATS
+from kernels.grouped_gemm.packed import PackedWeights, pack_weights
 from kernels.permute import combine_rows, gather_rows, sort_by_expert
 from kernels.recipes import RECIPES, Recipe
 
@@ -22,7 +24,10 @@ WEIGHT_ON = ("output", "input")
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Encoded experts: ``w13`` [E, 2I, H], ``w2`` [E, H, I], biases [E, 2I] and [E, H] or None."""
+    """Encoded experts: ``w13`` [E, 2I, H], ``w2`` [E, H, I], biases [E, 2I] and [E, H] or None.
+
+    ``packed13`` and ``packed2`` hold FP4 weights a second time, as the fused kernels stream them; see ``packed``.
+    """
 
     w13: Quantised
     w2: Quantised
@@ -30,6 +35,8 @@ class ExpertWeights:
     bias2: Tensor | None
     activation: Activation
     precision: str | Recipe
+    packed13: PackedWeights | None = None
+    packed2: PackedWeights | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -47,7 +54,33 @@ class ExpertWeights:
 
     def to(self, device: torch.device | str) -> "ExpertWeights":
         bias13, bias2 = (None if b is None else b.to(device) for b in (self.bias13, self.bias2))
-        return ExpertWeights(self.w13.to(device), self.w2.to(device), bias13, bias2, self.activation, self.precision)
+        moved = ExpertWeights(self.w13.to(device), self.w2.to(device), bias13, bias2, self.activation, self.precision)
+        return moved.packed() if moved.w13.data.is_cuda else moved
+
+    @property
+    def is_packed(self) -> bool:
+        """True where the packed forms are there and made from these very weights."""
+        pairs = ((self.packed13, self.w13), (self.packed2, self.w2))
+        return all(packed is not None and packed.source is q.data for packed, q in pairs)
+
+    def packed(self) -> "ExpertWeights":
+        """The same with the packed forms of FP4 weights, made once, outside any timing; other formats as they are."""
+        if self.w13.format not in PACKED_FORMATS or self.is_packed:
+            return self
+        packed13 = pack_weights(self.w13, gated=True, interleaved=self.activation.interleaved)
+        return replace(self, packed13=packed13, packed2=pack_weights(self.w2))
+
+    def backend_on(self, device: torch.device, backend: str) -> str:
+        """``triton`` where the fused layer runs these weights, else ``torch``; FP4 weights must be packed for it.
+
+        Raises ValueError for ``triton`` where it cannot run.
+        """
+        chosen = layer_backend_on(device, backend, self.w13.format, self.recipe.activations)
+        if chosen == "triton" and self.w13.format in PACKED_FORMATS and not self.is_packed:
+            if backend == "triton":
+                raise ValueError("experts: the fused kernels need packed FP4 weights; call packed() once beforehand")
+            return "torch"
+        return chosen
 
 
 def find_recipe(precision: str | Recipe) -> Recipe:
@@ -78,7 +111,8 @@ def prepare_weights(
     entry = FORMATS[find_recipe(precision).weights]
     rule = scale_rule or entry.scale_rules[0]
     w13, w2 = (entry.encode(w, weights=True, scale_rule=rule, overflow=overflow) for w in (w13_E2IH, w2_EHI))
-    return ExpertWeights(w13, w2, bias13, bias2, activation or Activation(), precision)
+    experts = ExpertWeights(w13, w2, bias13, bias2, activation or Activation(), precision)
+    return experts.packed() if w13.data.is_cuda else experts
 
 
 def expert_mlp(
@@ -89,6 +123,11 @@ def expert_mlp(
     Rows may come encoded already in the recipe's activation format, as from an FP8 dispatch.
     """
     inputs = experts.recipe.activations
+    device = rows_MH.data.device if isinstance(rows_MH, Quantised) else rows_MH.device
+    if experts.backend_on(device, backend) == "triton" and rows_MH.shape[0]:
+        from kernels.fused import fused_mlp
+
+        return fused_mlp(rows_MH, offsets, experts)
     h_M2I = grouped_gemm(
         rows_MH, offsets, experts.w13, activations_format=inputs, bias_EN=experts.bias13, backend=backend
     )
@@ -116,16 +155,20 @@ def moe_layer(
     if ids_TK.shape != weights_TK.shape or ids_TK.shape[0] != x_TH.shape[0]:
         shapes = f"ids {tuple(ids_TK.shape)}, weights {tuple(weights_TK.shape)}, x {tuple(x_TH.shape)}"
         raise ValueError(f"{shapes}: want [T, K], [T, K] and [T, H]")
-    chosen = gemm_backend_on(x_TH.device, backend, experts.w13.format, experts.recipe.activations)
-    perm = sort_by_expert(ids_TK, experts.num_experts, keep_dropped=chosen == "triton" and x_TH.is_cuda)
+    shared_TH = None if shared is None else shared_expert(x_TH, shared, backend=backend)
+    if experts.backend_on(x_TH.device, backend) == "triton":
+        from kernels.fused import fused_layer
+
+        return fused_layer(x_TH, ids_TK, weights_TK, experts, weight_on=weight_on, shared_TH=shared_TH)
+    perm = sort_by_expert(ids_TK, experts.num_experts)
     rows_MH = gather_rows(x_TH, perm, ids_TK.shape[1])
     if weight_on == "input":
         rows_MH = (rows_MH.float() * weights_TK.reshape(-1)[perm.order, None].float()).to(x_TH.dtype)
         weights_TK = torch.ones_like(weights_TK, dtype=torch.float32)
     rows_MH = expert_mlp(rows_MH, perm.offsets, experts, backend=backend)
     y_TH = combine_rows(rows_MH, perm, weights_TK, out_dtype=torch.float32, backend=backend)
-    if shared is not None:
-        y_TH = y_TH + shared_expert(x_TH, shared, backend=backend)
+    if shared_TH is not None:
+        y_TH = y_TH + shared_TH
     return y_TH.to(x_TH.dtype)
 
 
@@ -146,12 +189,13 @@ def math_path(
     speed. Raises ValueError where the backend cannot run the precision.
     """
     recipe = find_recipe(precision)
-    chosen = choose_gemm_backend(
+    chosen = choose_layer_backend(
         backend, recipe.weights, recipe.activations, device_type=device_type, capability=capability
     )
     if recipe.activations == "bf16":
         return "native" if recipe.weights == "bf16" else "upcast"
-    return "native" if chosen == "triton" and device_type == "cuda" else "emulated"
+    packed = recipe.weights in PACKED_FORMATS
+    return "native" if chosen == "triton" and device_type == "cuda" and not packed else "emulated"
 
 
 def _check_weights(w13: Tensor, w2: Tensor, bias13: Tensor | None, bias2: Tensor | None) -> None:

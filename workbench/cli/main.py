@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "report": "workbench.cli.report:report",
     "dashboard": "workbench.cli.report:dashboard",
     "doctor": "workbench.cli.doctor:doctor",
+    "tune": "workbench.cli.tune:tune",
 }
 """Command name to ``module:function``; the function's docstring is its help."""
 

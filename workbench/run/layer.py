@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kernels import adapters
 from kernels.activation import apply_activation
-from kernels.backend import gemm_backend_on
 from kernels.grouped_gemm import grouped_gemm, quantise_rows
 from kernels.moe import ExpertWeights, shared_expert
 from kernels.permute import Permutation, combine_rows, gather_rows, sort_by_expert
@@ -55,10 +54,11 @@ class LayerRun:
         self.layer = layer
         self.routing: Routing | None = None
         self.y_TH = self.shared_TH = layer.x_TH
-        chosen = gemm_backend_on(
-            layer.x_TH.device, layer.backend, layer.experts.w13.format, layer.experts.recipe.activations
-        )
-        self._keep_dropped = chosen == "triton" and layer.x_TH.is_cuda
+        self._fused = None
+        if layer.peer is None and layer.experts.backend_on(layer.x_TH.device, layer.backend) == "triton":
+            from workbench.run.fused_layer import FusedExperts
+
+            self._fused = FusedExperts(layer.experts, layer.exchange.received, weight_on=layer.weight_on)
         self._buffer_BH: Tensor
         self._ids_BC: Tensor
         self._weights_BC: Tensor
@@ -71,12 +71,14 @@ class LayerRun:
             steps.append(("gate", self._gate))
         steps += layer.exchange.dispatch_stages(lambda: layer.x_TH)
         steps += self._expert_stages() if layer.peer is None else [("experts", self._call_peer)]
-        steps += layer.exchange.combine_stages(lambda: self._buffer_BH)
+        steps += layer.exchange.combine_stages(self._sums)
         if layer.shared is not None:
             steps.append(("shared_expert", self._shared_expert))
         return [*steps, ("finish", self._finish)]
 
     def _expert_stages(self) -> list[Stage]:
+        if self._fused is not None:
+            return self._fused.stages()
         steps: list[Stage] = [("permute", self._permute)]
         if self.layer.experts.recipe.activations != "bf16":
             steps += [("quantise", self._quantise_input)]
@@ -104,7 +106,7 @@ class LayerRun:
 
     def _permute(self) -> None:
         self._buffer_BH, self._ids_BC, self._weights_BC = self.layer.exchange.received()
-        self._perm = sort_by_expert(self._ids_BC, self.layer.num_slots, keep_dropped=self._keep_dropped)
+        self._perm = sort_by_expert(self._ids_BC, self.layer.num_slots)
         self._rows = gather_rows(self._buffer_BH, self._perm, self._ids_BC.shape[1])
         if self.layer.weight_on == "input":
             scale_M1 = self._weights_BC.reshape(-1)[self._perm.order, None].float()
@@ -147,6 +149,9 @@ class LayerRun:
 
     def _unpermute(self) -> None:
         self._buffer_BH = combine_rows(self._rows, self._perm, self._weights_BC, backend=self.layer.backend)
+
+    def _sums(self) -> Tensor:
+        return self._buffer_BH if self._fused is None else self._fused.rows_BH
 
     def _shared_expert(self) -> None:
         assert self.layer.shared is not None

@@ -1,0 +1,108 @@
+"""Launches of the fused expert GEMMs: which kernel a format takes, with which strides and scales.
+
+P pairs, E experts, H hidden, I intermediate, N output columns, K reduced.
+"""
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.activation import Activation
+from kernels.formats import FORMATS, Quantised
+from kernels.grouped_gemm.expert_kernels import dense_expert_kernel, packed_expert_kernel
+from kernels.grouped_gemm.packed import PackedWeights
+from kernels.grouped_gemm.tiles import Tile
+from kernels.triton_permute import RowPlan
+from kernels.triton_rows import interpreted, storable
+
+SCALING = {"bf16": "none", "e4m3_block": "block", "e4m3_row": "outer", "e4m3_tensor": "outer"}
+
+
+def expert_gemm(
+    a: Tensor | Quantised,
+    weights: Quantised | PackedWeights,
+    plan: RowPlan,
+    tile: Tile,
+    *,
+    num_rows: int,
+    top_k: int = 1,
+    activation: Activation | None = None,
+    bias_EN: Tensor | None = None,
+    weights_P: Tensor | None = None,
+) -> Tensor:
+    """BF16 [P, N], N = I where ``activation`` is given (gemm1), else every column of the weights (gemm2).
+
+    Rows of dropped pairs are left unwritten. ``a``: tokens for gemm1, rows in expert order for gemm2.
+    """
+    gated = activation is not None
+    columns = weights.shape[1] * (weights.shape[2] if isinstance(weights, PackedWeights) else 1)
+    n_size = columns if not gated else weights.shape[2] if isinstance(weights, PackedWeights) else columns // 2
+    a = a if isinstance(a, Quantised) or a.stride(1) == 1 else a.contiguous()
+    data = a.data if isinstance(a, Quantised) else a
+    # Rows of no expert are zeros where they are given back, or where a scale of the whole matrix is taken over them.
+    whole = isinstance(weights, Quantised) and weights.format.endswith("_tensor")
+    make = torch.zeros if (gated and whole) or not (gated or plan.direct or plan.order is not None) else torch.empty
+    out = make(num_rows, n_size, dtype=storable(torch.bfloat16), device=data.device)
+    activation = activation or Activation()
+    interleaved = gated and activation.interleaved
+    common = {
+        "n_size": n_size,
+        "k_size": a.shape[1],
+        "top_k": top_k,
+        "gated": gated,
+        "clamped": activation.kind == "clamped_swiglu",
+        "gate_step": 2 if interleaved else 1,
+        "up_offset": (1 if interleaved else n_size) if gated else 0,
+        "has_bias": bias_EN is not None,
+        "has_weights": weights_P is not None,
+        "direct": plan.direct,
+        "has_order": plan.order is not None,
+        "widen": interpreted(),
+        "block_m": tile.block_m,
+        "block_n": tile.block_n,
+        "group_m": tile.group_m,
+        "num_stages": tile.num_stages,
+        "num_warps": tile.num_warps,
+    }
+    limits = (float(activation.alpha), float(activation.limit))
+    launch = _launch_packed if isinstance(weights, PackedWeights) else _launch_dense
+    if out.numel():
+        with torch.cuda.device_of(data):
+            launch(a, weights, bias_EN, out, weights_P, plan, limits, tile, common)
+    return out.to(torch.bfloat16)
+
+
+def _launch_packed(a, weights, bias_EN, out, weights_P, plan, limits, tile, common) -> None:
+    grid = (plan.num_blocks * triton.cdiv(common["n_size"], tile.block_n),)
+    packed_expert_kernel[grid](
+        a, weights.words, weights.scales, weights.column_scale, bias_EN, out,
+        plan.order, weights_P, plan.offsets, plan.experts, plan.starts,
+        plan.num_blocks, weights.shape[0], *limits, a.stride(0), out.stride(0),
+        nvfp4=weights.format == "nvfp4", **common,
+    )  # fmt: skip
+
+
+def _launch_dense(a, weights, bias_EN, out, weights_P, plan, limits, tile, common) -> None:
+    a_data, w = (q.data.view(torch.float8_e4m3fn) if isinstance(q, Quantised) and q.format != "bf16" else
+                 q.data if isinstance(q, Quantised) else q for q in (a, weights))  # fmt: skip
+    a_scale = a.scale.contiguous() if isinstance(a, Quantised) and a.scale is not None else None
+    scaling = SCALING[weights.format]
+    # A scale of the whole matrix is read by every row and column: strides of zero.
+    stride_as = a_scale.stride(0) if a_scale is not None and a_scale.dim() else 0
+    per_column = weights.scale is not None and weights.scale.dim() > 1
+    scale_strides = (weights.scale.stride(0), 1 if per_column else 0) if weights.scale is not None else (0, 0)
+    # Columns of a tile share a scale if the tile lies within 128 of them.
+    tile_scale = common["gate_step"] == 1 and common["up_offset"] % 128 == 0 and 128 % tile.block_n == 0
+    grid = (plan.num_blocks * triton.cdiv(common["n_size"], tile.block_n),)
+    dense_expert_kernel[grid](
+        a_data, a_scale, w, weights.scale, bias_EN, out,
+        plan.order, weights_P, plan.offsets, plan.experts, plan.starts,
+        plan.num_blocks, weights.shape[0], *limits,
+        a_data.stride(0), stride_as, w.stride(0), w.stride(1), *scale_strides, out.stride(0),
+        scaling=scaling, tile_scale=tile_scale, swap=tile.swap, block_k=tile.block_k, **common,
+    )  # fmt: skip
+
+
+def decoded_rows(rows: Tensor | Quantised) -> Tensor:
+    """BF16 rows; MX values are exact in BF16, so decoding them loses nothing."""
+    return FORMATS[rows.format].decode(rows, torch.bfloat16) if isinstance(rows, Quantised) else rows
