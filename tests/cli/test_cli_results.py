@@ -103,6 +103,13 @@ def test_unknown_run_is_refused_with_the_nearest(call, results):
     assert "Traceback" not in err
 
 
+def test_a_file_where_results_should_be_is_refused(call, tmp_path):
+    (tmp_path / "file").write_text("")
+    for command in (["runs"], ["show"], ["export"], ["report"], ["dashboard"]):
+        status, _, err = call(*command, results_dir=tmp_path / "file")
+        assert (status, "is not a folder" in err) == (2, True), command
+
+
 def test_compare_by_and_across(call, results):
     run = open_run(results, "latest").run_id
     status, out, _ = call("compare", run, "--by", "precision")
@@ -155,6 +162,8 @@ def test_exported_run_comes_back_by_import(call, results, tmp_path, form):
     assert new.run_id in out
     assert new.manifest()["name"] == "sample"
     assert new.manifest()["original_run_id"] == old.run_id
+    (info,) = strict(call("runs", "--format", "json", results_dir=tmp_path / "again")[1])["runs"]
+    assert (info["status"], info["total"], info["counts"]["ok"]) == ("finished", 47, 44)
     for table in ("cells", "samples") if form == "json" else ("cells",):
         before, after = (read_table(run, table).frame.drop(columns="run_id", errors="ignore") for run in (old, new))
         pd.testing.assert_frame_equal(before, after)
@@ -169,6 +178,7 @@ def test_exported_run_comes_back_by_import(call, results, tmp_path, form):
         ("x.parquet", b"PAR1", "not a readable Parquet file"),
         ("x.csv", b"a,b", "not a .json or .parquet file"),
         ("missing.json", None, "no such file"),
+        (".", None, "is not a file"),
     ],
 )
 def test_import_refuses_what_it_cannot_read(call, tmp_path, name, content, message):

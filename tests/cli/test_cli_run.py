@@ -239,6 +239,7 @@ def test_more_than_ten_thousand_cells_need_a_yes(scenario, tmp_path, capsys):
     [
         (["run"], "name a scenario file or a suite"),
         (["run", "quickstrat"], "quickstart"),
+        (["run", "quickstart", "--set", "engine=fast"], "error: --set: engine: unknown value; known: hybrid, measure"),
         (["run", "--resume", "nothing"], "holds no runs yet"),
         (["stop", "nothing"], "holds no runs yet"),
         (["run", "quickstart", "--address", "127.0.0.1:1"], "nothing listens there"),
@@ -250,3 +251,10 @@ def test_what_cannot_be_is_refused_in_words(tmp_path, capsys, arguments, words):
     assert err.startswith("error: ")
     assert words in err
     assert not (tmp_path / "results").exists()
+
+
+def test_an_unknown_engine_names_its_option(capsys):
+    assert main(["run", "quickstart", "--engine", "fast"]) == 2
+    _, err = capsys.readouterr()
+    assert "--engine" in err
+    assert "simulate" in err

@@ -77,7 +77,9 @@ def test_reasons_stand_below_the_table_once(tmp_path):
 
 def test_flags_are_said_in_words(tmp_path):
     flagged = priced(h200(tokens=1), flags="above_peak,sampled_tokens=32")
-    cells, samples = stored(tmp_path, [flagged, priced(h200(tokens=2), flags="sampled_tokens=16"), priced(h200(tokens=4))])
+    cells, samples = stored(
+        tmp_path, [flagged, priced(h200(tokens=2), flags="sampled_tokens=16"), priced(h200(tokens=4))]
+    )
     text = printed(print_table, cells, width=100)
     assert f"(1) {FLAG_WORDS['above_peak']}" in text
     assert text.count("ok (1)") == 1

@@ -25,6 +25,7 @@ def test_y06_misspelt_keys_get_the_nearest_right_name():
     assert "did you mean precision?" in found[4, "quantizaton"]
     assert "did you mean model.num_experts?" in found[5, "num_expert"]
     assert "did you mean tokens_per_rank?" in found[6, "workload.token_per_rank"]
+    assert "did you mean" not in faults(f"{BASE}description: text")[4, "description"]
     assert "did you mean num_experts?" in faults("model: {base: deepseek-v3, num_expert: 8}")[1, "model.num_expert"]
 
 

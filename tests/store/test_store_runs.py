@@ -81,6 +81,7 @@ def test_safe_name_reads_like_the_original():
     assert safe_name("google/gemma-2-9b-it") == "google-gemma-2-9b-it"
     assert safe_name("../../x") == "x"
     assert safe_name("čeština") == "cestina"
+    assert safe_name("专家 ě/../x") == "e-x"
 
 
 def test_r12_name_survives_an_ascii_locale(tmp_path):
@@ -121,6 +122,24 @@ def test_open_run_by_id_part_name_path_and_latest(tmp_path):
     assert open_run(tmp_path, first.run_id[-6:]) == first
     assert open_run(tmp_path, "beta") == second
     assert open_run("elsewhere", str(second.path)).run_id == second.run_id
+
+
+def test_open_run_by_a_unique_part_after_whole_names(tmp_path):
+    large, plain = (create_run(tmp_path, name=name, manifest={}) for name in ("gpt-oss-120b", "oss"))
+    assert open_run(tmp_path, "gpt-oss") == large
+    assert open_run(tmp_path, "oss") == plain
+    with pytest.raises(ValueError, match="2 runs match 'ss-'"):
+        open_run(tmp_path, "ss-")
+    with pytest.raises(ValueError, match="no run 'zz'"):
+        open_run(tmp_path, "zz")
+
+
+def test_a_file_is_no_results_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    for look in (list_runs, lambda path: open_run(path, "latest")):
+        with pytest.raises(ValueError, match="is not a folder"):
+            look(tmp_path / "file")
+    assert list_runs(tmp_path / "missing") == []
 
 
 def test_open_run_names_the_nearest(tmp_path):

@@ -44,6 +44,8 @@ def dashboard(
     _need("streamlit")
     _need("plotly")
     app = _app_file()
+    if results.exists() and not results.is_dir():
+        raise ValueError(f"--results {results}: is not a folder")
     _check_port(port)
     environment = os.environ | {
         RESULTS_VARIABLE: str(results.resolve()),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,11 +23,19 @@ STOP_WAIT_S = 30.0
 MOST_ROWS = 200
 
 
+class Engine(StrEnum):
+    """The ways to a cell's figures."""
+
+    MEASURE = "measure"
+    SIMULATE = "simulate"
+    HYBRID = "hybrid"
+
+
 def run(
     scenario: Annotated[
         list[str] | None, typer.Argument(metavar="SCENARIO...", help="Scenario files, or names of suites.")
     ] = None,
-    engine: Annotated[str | None, typer.Option("--engine", help="measure, simulate or hybrid, for every cell.")] = None,
+    engine: Annotated[Engine | None, typer.Option("--engine", help="For every cell.")] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated.")
     ] = None,
@@ -88,7 +97,7 @@ def stop(
     out.print(f"stopped run {folder.run_id}; finish it with: {_resume_command(folder.run_id, results)}", markup=False)
 
 
-def _load(scenarios: list[str], *, engine: str | None, overrides: list[str]) -> "list[ScenarioFile]":
+def _load(scenarios: list[str], *, engine: Engine | None, overrides: list[str]) -> "list[ScenarioFile]":
     from workbench.spec.scenario_file import load_scenario
 
     given = [*overrides, *([f"engine={engine}"] if engine is not None else [])]

@@ -59,10 +59,10 @@ def refuse(message: str, *, path: str = "", value: Any = MISSING, file: str | No
     return SpecError(Problem(file, None, path, value, message))
 
 
-def nearest(name: object, known: Iterable[str]) -> str | None:
-    """The known name closest to a misspelt one, or None."""
+def nearest(name: object, known: Iterable[str], *, likeness: float = 0.6) -> str | None:
+    """The known name closest to a misspelt one, or None when none is as like as ``likeness`` (1: the same)."""
     by_shape = {_shape(candidate): candidate for candidate in known}
-    close = get_close_matches(_shape(str(name)), list(by_shape), n=1, cutoff=0.6)
+    close = get_close_matches(_shape(str(name)), list(by_shape), n=1, cutoff=likeness)
     return by_shape[close[0]] if close else None
 
 

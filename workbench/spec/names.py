@@ -81,7 +81,7 @@ def suggest(name: str, known: list[str], *, below: str = "") -> str | None:
     for path in sorted(block_paths(), key=lambda path: (path.count("."), path)):
         endings.setdefault(path.rpartition(".")[2], path)
     endings |= OTHER_WORDS
-    close = nearest(name.rpartition(".")[2], endings)
+    close = nearest(name.rpartition(".")[2], endings, likeness=0.8)
     return endings[close].removeprefix(f"{below}.") if close else None
 
 

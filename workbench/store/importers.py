@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.spec.record import COLUMNS, TABLE_COLUMNS, Outcome, Record
+from workbench.store.progress import append_event
 from workbench.store.run_folder import RunFolder, create_run
 from workbench.store.strict_json import frame_rows
 from workbench.store.writer import Writer
@@ -34,12 +35,23 @@ def import_file(path: Path, *, results_dir: Path) -> RunFolder:
     with Writer(run) as writer:
         for outcome in outcomes:
             writer.add(outcome)
+    _tell(run, [outcome.record for outcome in outcomes])
     return run
+
+
+def _tell(run: RunFolder, records: list[Record]) -> None:
+    """The progress of a run that is whole, so that lists show it as such."""
+    total = len(records)
+    append_event(run.progress_path, {"event": "run_start", "run_id": run.run_id, "total": total})
+    for done, record in enumerate(records, start=1):
+        told = {name: getattr(record, name) for name in ("cell_id", "status", "reason", "latency_us", "engine")}
+        append_event(run.progress_path, {"event": "cell", **told, "done": done, "total": total})
+    append_event(run.progress_path, {"event": "run_end", "status": "finished"})
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], dict[str, list[dict[str, Any]]]]:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file")
+        raise ValueError(f"{path}: {'is not a file' if path.exists() else 'no such file'}; {TAKES}")
     match path.suffix.lower():
         case ".json":
             return _read_json(path)

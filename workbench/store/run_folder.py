@@ -17,6 +17,7 @@ from workbench.store.strict_json import to_json
 from workbench.store.text import readable_text, safe_name
 
 MANIFEST = "manifest.json"
+SHORTEST_PART = 3
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def create_run(results_dir: Path | str, *, name: str, manifest: Mapping[str, Any
 
 
 def open_run(results_dir: Path | str, reference: str) -> RunFolder:
-    """The run that an id, a unique part of one (its beginning, the short id, the name), a path or ``latest`` means.
+    """The run that an id, a unique part of one, a path or ``latest`` means; a whole name goes before a part.
 
     Raises ValueError that lists the nearest runs when there is none or more than one.
     """
@@ -91,7 +92,7 @@ def open_run(results_dir: Path | str, reference: str) -> RunFolder:
         raise ValueError(f"no run {reference!r}: {results_dir} holds no runs yet; start one with moe-workbench run")
     if reference == "latest":
         return runs[-1]
-    found = [run for run in runs if run.run_id == reference] or [run for run in runs if _means(run, reference)]
+    found = next(filter(None, ([run for run in runs if means(run, reference)] for means in MEANINGS)), [])
     if len(found) == 1:
         return found[0]
     ids = [run.run_id for run in found or runs]
@@ -129,15 +130,30 @@ def run_info(run: RunFolder) -> RunInfo:
 
 def _folders(results_dir: Path) -> list[RunFolder]:
     if not results_dir.is_dir():
+        if results_dir.exists():
+            raise ValueError(f"results folder {results_dir}: is not a folder; choose another with --results DIR")
         return []
     names = sorted(entry.name for entry in os.scandir(results_dir) if entry.is_dir())
     runs = [RunFolder(path=results_dir / name, run_id=name) for name in names]
     return [run for run in runs if (run.path / MANIFEST).is_file()]
 
 
+def _is(run: RunFolder, reference: str) -> bool:
+    return run.run_id == reference
+
+
 def _means(run: RunFolder, reference: str) -> bool:
+    """By its beginning, its short id or its name."""
     _, _, rest = run.run_id.partition("-")
     name, _, short_id = rest.rpartition("-")
     if not reference:
         return False
     return run.run_id.startswith(reference) or short_id.startswith(reference) or name == safe_name(reference)
+
+
+def _holds(run: RunFolder, reference: str) -> bool:
+    return len(reference) >= SHORTEST_PART and reference in run.run_id
+
+
+MEANINGS = (_is, _means, _holds)
+"""What a reference may mean, the first that finds a run wins."""

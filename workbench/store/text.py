@@ -17,8 +17,8 @@ def safe_name(name: str) -> str:
     The original belongs into the data; this is only where it lies.
     """
     plain = unicodedata.normalize("NFKD", readable_text(name)).encode("ascii", "ignore").decode("ascii")
-    joined = re.sub(r"[^A-Za-z0-9_.]+", "-", plain)
-    return re.sub(r"\.{2,}", "-", joined)[:MAX_NAME].strip("-.") or "run"
+    joined = re.sub(r"[^A-Za-z0-9_.]+|\.{2,}", "-", plain)
+    return re.sub(r"-{2,}", "-", joined)[:MAX_NAME].strip("-.") or "run"
 
 
 def _has_surrogate(text: str) -> bool:
