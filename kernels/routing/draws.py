@@ -5,32 +5,36 @@ from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _ROUNDS = (0x45D9F3B, 0x7FEB352D, 0x45D9F3B)  # below 2^31, so that a product with 32 bits fits int64
+_ROWS_A_PART = 512  # of temporaries on a CPU, to stay in its cache
 
 
-def mix(values: Tensor, salt: int = 0) -> Tensor:
-    """32 mixed bits, as int64, of int64 values: multiply and xor-shift, three rounds over each half.
+def mixed_bits(rows_T: Tensor, num_columns: int, *, seed: int) -> Tensor:
+    """24 bits, as float32 [T, columns], mixed of each row's number (int64, not negative), the column and the seed.
 
-    >>> mix(torch.tensor([0, 1])).unique().numel()
-    2
+    Both halves of the row's number count; rounds of multiply and xor-shift mix them.
     """
-    high = _scramble((values >> 32) & _MASK ^ (salt & _MASK))
-    return _scramble((values & _MASK) ^ high ^ ((salt >> 32) & _MASK))
+    rows_T = _scramble(rows_T & _MASK ^ seed & _MASK) ^ (rows_T >> 32) & _MASK
+    rows_T = _scramble(rows_T ^ (seed >> 32) & _MASK)
+    columns = torch.arange(num_columns, device=rows_T.device)
+    step = _ROWS_A_PART if rows_T.device.type == "cpu" else max(1, rows_T.numel())
+    parts = [(_scramble(part[:, None] ^ columns) >> 8).float() for part in rows_T.split(step)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def uniform_bits(rows: int, columns: int, *, seed: int, device: torch.device | str, first_row: int = 0) -> Tensor:
-    """24 random bits as float32 [rows, columns], of ``first_row`` and those behind it."""
-    start = first_row * columns
-    place = torch.arange(start, start + rows * columns, device=device).view(rows, columns)
-    return (mix(place + 1, salt=seed) >> 8).float()
+def uniform_bits(num_rows: int, num_columns: int, *, seed: int, device: torch.device | str) -> Tensor:
+    """24 random bits as float32 [rows, columns]; the first rows do not depend on how many follow."""
+    return mixed_bits(torch.arange(num_rows, device=device), num_columns, seed=seed)
 
 
-def normal(rows: int, columns: int, *, seed: int, device: torch.device | str) -> Tensor:
+def normal(num_rows: int, num_columns: int, *, seed: int, device: torch.device | str) -> Tensor:
     """Standard normal float32 [rows, columns], by the inverse of its distribution; devices agree to rounding."""
-    middle = (uniform_bits(rows, columns, seed=seed, device=device) - 8388607.5) * 2.0**-23  # exact, inside (-1, 1)
-    return middle.erfinv() * 2.0**0.5
+    bits = uniform_bits(num_rows, num_columns, seed=seed, device=device)
+    return bits.sub_(8388607.5).mul_(2.0**-23).erfinv_().mul_(2.0**0.5)  # exact up to erfinv, which gets (-1, 1)
 
 
 def _scramble(bits: Tensor) -> Tensor:
+    bits = bits ^ (bits >> 16)
     for factor in _ROUNDS:
-        bits = (bits ^ (bits >> 16)) * factor & _MASK
-    return bits ^ (bits >> 16)
+        bits.mul_(factor).bitwise_and_(_MASK)
+        bits.bitwise_xor_(bits >> 16)
+    return bits

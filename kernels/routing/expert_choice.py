@@ -1,6 +1,7 @@
 """Every expert chooses its tokens (Zhou et al. 2022): loads are equal, tokens get different numbers of experts."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.routing.base import Routing, check_logits, finite_logits, is_dead, softmax_or_zero
@@ -37,6 +38,15 @@ def expert_choice(
     taken = torch.zeros_like(free, dtype=torch.bool).t().contiguous().scatter_(1, tokens_EC, True).t()
     choice = free if bias is None else free + bias.detach()
     choice = choice.masked_fill(~taken | (free < 0), -torch.inf)
-    ids = top_k_ids(choice, width)
+    ids = top_k_ids(choice, _columns(taken, width))
     kept = choice.gather(1, ids) > -torch.inf
-    return Routing(ids.masked_fill(~kept, -1).to(torch.int32), scores.gather(1, ids).masked_fill(~kept, 0.0))
+    ids, weights = ids.masked_fill(~kept, -1).to(torch.int32), scores.gather(1, ids).masked_fill(~kept, 0.0)
+    spare = width - ids.shape[1]
+    return Routing(F.pad(ids, (0, spare), value=-1), F.pad(weights, (0, spare)))
+
+
+def _columns(taken_TE: Tensor, width: int) -> int:
+    """Columns to sort: on a CPU only as many as the token with most experts fills; to know it elsewhere would wait."""
+    if taken_TE.device.type != "cpu" or not taken_TE.numel():
+        return width
+    return min(width, max(1, int(taken_TE.sum(1).max())))

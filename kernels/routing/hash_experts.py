@@ -1,12 +1,13 @@
 """Experts from a hash of the token's id (Roller et al. 2021, Hash Layers): no gate, nothing to learn."""
 
-import torch
 from torch import Tensor
 
 from kernels.routing.base import Routing, check_logits
-from kernels.routing.draws import mix
+from kernels.routing.draws import mixed_bits
 from kernels.routing.random_topk import even_weights
 from kernels.routing.select import top_k_ids
+
+_SEED = 0x5BD1E995
 
 
 def hash_experts(
@@ -21,9 +22,4 @@ def hash_experts(
     num_tokens, num_experts = logits_TE.shape
     if tuple(token_ids.shape) != (num_tokens,):
         raise ValueError(f"token_ids must be [T] with T = {num_tokens}, got shape {tuple(token_ids.shape)}")
-    experts = torch.arange(num_experts, device=logits_TE.device)
-    hashes = mix((token_ids.long()[:, None] << 32) | experts, salt=_SALT)
-    return even_weights(top_k_ids((hashes >> 8).float(), top_k))
-
-
-_SALT = 0x5BD1E995
+    return even_weights(top_k_ids(mixed_bits(token_ids.long(), num_experts, seed=_SEED), top_k))

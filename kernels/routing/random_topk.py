@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.routing.base import ROWS_A_PART, Routing, check_logits
+from kernels.routing.base import Routing, check_logits
 from kernels.routing.draws import uniform_bits
 from kernels.routing.select import top_k_ids
 
@@ -16,13 +16,8 @@ def random_topk(
     A seed gives the same experts on every device.
     """
     check_logits(logits_TE, top_k=top_k, bias=bias)
-    num_tokens, num_experts = logits_TE.shape
-    device, step = logits_TE.device, ROWS_A_PART if logits_TE.device.type == "cpu" else max(1, num_tokens)
-    parts = [
-        uniform_bits(min(step, num_tokens - row), num_experts, seed=seed, device=device, first_row=row)
-        for row in range(0, max(1, num_tokens), step)
-    ]
-    return even_weights(torch.cat([top_k_ids(part, top_k) for part in parts]))
+    draws = uniform_bits(*logits_TE.shape, seed=seed, device=logits_TE.device)
+    return even_weights(top_k_ids(draws, top_k))
 
 
 def even_weights(ids_TK: Tensor) -> Routing:

@@ -7,7 +7,7 @@ import torch
 
 from kernels.routing import ROUTERS, draws
 from kernels.routing.cosine import cosine_logits
-from kernels.routing.draws import mix, normal, uniform_bits
+from kernels.routing.draws import mixed_bits, normal, uniform_bits
 from kernels.routing.losses import dense_gates
 from kernels.routing.noisy_topk import noisy_logits
 
@@ -81,9 +81,12 @@ def test_trained_noise_scales_by_softplus():
 
 def test_draws_depend_on_seed_and_place_alone():
     whole = uniform_bits(100, 8, seed=5, device="cpu")
-    assert torch.equal(uniform_bits(40, 8, seed=5, device="cpu", first_row=60), whole[60:])
-    assert not torch.equal(uniform_bits(100, 8, seed=6, device="cpu"), whole)
-    assert not torch.equal(uniform_bits(100, 8, seed=5 + (1 << 40), device="cpu"), whole)
+    assert torch.equal(uniform_bits(40, 8, seed=5, device="cpu"), whole[:40])
+    assert torch.equal(mixed_bits(torch.arange(60, 100), 8, seed=5), whole[60:])
+    assert torch.equal(uniform_bits(100, 3, seed=5, device="cpu"), whole[:, :3])
+    for other in (6, 5 + (1 << 40)):
+        assert not torch.equal(uniform_bits(100, 8, seed=other, device="cpu"), whole)
+    assert not torch.equal(mixed_bits(torch.arange(100) + (1 << 40), 8, seed=5), whole)
 
 
 def test_normal_draws_are_finite_at_both_ends(monkeypatch):
@@ -96,15 +99,15 @@ def test_normal_draws_are_finite_at_both_ends(monkeypatch):
 
 
 def test_mixed_bits_are_even_and_change_by_half():
-    values = torch.arange(1 << 16)
-    bits = mix(values)
-    assert bits.unique().numel() > 0.9999 * values.numel()
-    assert ((bits >= 0) & (bits < 1 << 32)).all()
-    for place in range(32):
-        assert abs(float(((bits >> place) & 1).float().mean()) - 0.5) < 0.02
-    flipped = bits ^ mix(values ^ 1)
-    share = sum(float(((flipped >> place) & 1).float().mean()) for place in range(32)) / 32
-    assert abs(share - 0.5) < 0.02
+    rows = torch.arange(1 << 14)
+    bits = mixed_bits(rows, 4, seed=1).long()
+    assert ((bits >= 0) & (bits < 1 << 24)).all()
+    assert bits.unique().numel() > 0.99 * bits.numel()
+    neighbours = (mixed_bits(rows ^ 1, 4, seed=1).long(), mixed_bits(rows, 4, seed=0).long(), bits.flip(1))
+    for place in range(24):
+        assert abs(float(((bits >> place) & 1).float().mean()) - 0.5) < 0.01
+        for other in neighbours:
+            assert abs(float((((bits ^ other) >> place) & 1).float().mean()) - 0.5) < 0.02
 
 
 def test_hash_gives_equal_ids_equal_experts_and_all_experts_their_share():
