@@ -200,7 +200,7 @@ def test_records_repeat_exactly():
         ({"method": "published"}, "method published"),
         ({"method": "calibrated"}, "method calibrated"),
         ({"scope": "model"}, "scope model"),
-        ({"scope": "train_step"}, "scope train_step"),
+        ({"scope": "train_step", "precision": "mxfp4_w4a16"}, "precision.weights e2m1 is too narrow"),
         ({"kernel": "vllm"}, "kernel vllm"),
         ({"offload": {"tier": "host"}}, "offload.tier host"),
         ({"optimizer": "adamw_fp32"}, "optimizer"),

@@ -5,7 +5,7 @@ from workbench.run.simulated_layer import layer_outcome
 from workbench.run.simulated_micro import micro_outcome
 from workbench.simulate.layer import LayerCost, price_layer
 from workbench.simulate.memory import MemoryFit, layer_fit
-from workbench.simulate.support import LAYER_SCOPES, unsupported_reason
+from workbench.simulate.support import PRICED_SCOPES, unsupported_reason
 from workbench.simulate.traffic import GroupTraffic, group_traffic
 from workbench.spec.errors import Unsupported
 from workbench.spec.record import Outcome
@@ -33,7 +33,7 @@ def run_simulated(cell: Cell) -> Outcome:
 
 
 def _priced(cell: Cell) -> Outcome:
-    if cell.scope.kind not in LAYER_SCOPES:
+    if cell.scope.kind not in PRICED_SCOPES:
         return micro_outcome(cell, method=METHOD)
     traffic = group_traffic(cell)
     fit, worst = layer_fit(cell, traffic)

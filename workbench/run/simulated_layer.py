@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
 from workbench.run.describe import base_record_fields
 from workbench.run.simulated_tables import link_rows, load_rows, memory_rows, stage_rows
@@ -17,6 +18,7 @@ from workbench.simulate.compute import above_peak, expert_flops, rates_of
 from workbench.simulate.layer import LayerCost
 from workbench.simulate.memory import MemoryFit, model_fit
 from workbench.simulate.traffic import GroupTraffic
+from workbench.simulate.train import FLOPS_FACTOR
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import Cell
 from workbench.workload.loads import load_stats
@@ -92,6 +94,8 @@ def rate_fields(cell: Cell, layers: list[LayerCost], *, latency_us: float, scale
         tokens, top_k=model.top_k, hidden=model.hidden, intermediate=model.moe_intermediate,
         shared_intermediate=model.shared_intermediate,
     )  # fmt: skip
+    if cell.scope.kind == "train_step":
+        flops *= FLOPS_FACTOR
     per_gpu = tokens / latency_us * 1e6 / cell.parallel.tp
     usd = cell.cluster.usd_per_gpu_hour
     return fields | {
@@ -112,10 +116,12 @@ def byte_fields(cell: Cell, layers: list[LayerCost], *, first: GroupTraffic, sca
         "dispatch": payload_bytes(hidden, dispatch.dispatch_dtype),
         "combine": payload_bytes(hidden, dispatch.combine_dtype),
     }
+    if cell.scope.kind == "train_step":
+        payload |= {f"{part}.backward": payload_bytes(hidden, WIRE_DTYPE) for part in ("combine", "dispatch")}
     physical = up = out = 0.0
     for leg in (leg for cost in layers for leg in cost.legs):
         up_rows, out_rows = float(leg.load.up_sent_R.sum()), float(leg.load.out_sent_R.sum())
-        physical += (up_rows + out_rows) * payload[leg.name.split(".")[0]]
+        physical += (up_rows + out_rows) * payload[leg.name.rsplit(".", 1)[0]]
         up += up_rows * leg.row_bytes
         out += out_rows * leg.row_bytes
     pairs = float(first.pairs_R.sum()) * cell.workload.layers if first.hops else 0.0

@@ -3,10 +3,11 @@
 Every exchange starts when the last rank is ready and ends for all when its slowest rank is done (a barrier), as a
 blocking all-to-all does. ``shared_expert_overlap`` hides the shared expert behind the exchanges and nothing else;
 what does not fit there is exposed at the end. With tp > 1 the tp GPUs of a rank split each expert, so partial sums
-of [T, H] are all-reduced after combine.
+of [T, H] are all-reduced after combine. The scope ``train_step`` goes on with the backward (``train``): its two
+exchanges are the forward's transposed and count as combine and dispatch, and tp reduces the tokens' gradients too.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from workbench.simulate.network import (
 )
 from workbench.simulate.stages import LayerStages, layer_stages
 from workbench.simulate.traffic import GroupTraffic
+from workbench.simulate.train import backward_stages, gradient_row_bytes, weights_stage
 from workbench.simulate.weights import WIDE_BYTES
 from workbench.spec.scenario import Cell
 
@@ -107,7 +109,9 @@ class _Clock:
 def price_layer(cell: Cell, traffic: GroupTraffic) -> LayerCost:
     """Latency and its parts for one layer under ``traffic``. Raises Unsupported for links that do not exist."""
     rates, links = rates_of(cell.cluster.hardware, cell.precision), link_rates(cell.cluster)
-    stages = layer_stages(cell, traffic)
+    stages, trains = layer_stages(cell, traffic), cell.scope.kind == "train_step"
+    if trains:
+        stages = replace(stages, before=weights_stage(cell, traffic, rates=rates) + stages.before)
     dispatch, combine = exchange_legs(cell, traffic, links=links)
     overlap = cell.dispatch.shared_expert_overlap
     clock = _Clock(traffic.num_ranks, rates)
@@ -128,7 +132,30 @@ def price_layer(cell: Cell, traffic: GroupTraffic) -> LayerCost:
     if overlap and stages.shared:
         windows = (totals["dispatch"] + counts_us, totals["combine"])
         hidden_us = _hide_shared(clock, stages, windows=windows, started=started)
-    return _summary(clock, stages, totals=totals, slowest=slowest, hidden_us=hidden_us, legs=dispatch + combine)
+    legs = dispatch + combine
+    if trains:
+        stages, legs = _backward(cell, traffic, clock, links, stages=stages, legs=legs, totals=totals)
+    return _summary(clock, stages, totals=totals, slowest=slowest, hidden_us=hidden_us, legs=legs)
+
+
+def _backward(
+    cell: Cell, traffic: GroupTraffic, clock: _Clock, links: LinkRates, *, stages: LayerStages, legs: tuple[Leg, ...],
+    totals: dict[str, float],
+) -> tuple[LayerStages, tuple[Leg, ...]]:  # fmt: skip
+    """Runs the backward after the forward: its stages and legs joined to those given, its exchanges added to totals."""
+    back, (out_bytes, back_bytes) = backward_stages(cell, traffic), gradient_row_bytes(cell)
+    spread = _legs("combine.backward", traffic.hops, links, out_bytes)
+    gathered = _legs("dispatch.backward", tuple(hop.reverse for hop in reversed(traffic.hops)), links, back_bytes)
+    clock.local(back.before)
+    _pass_legs(clock, "combine.backward", spread)
+    clock.local(back.experts)
+    _pass_legs(clock, "dispatch.backward", gathered)
+    clock.local(back.after)
+    reduce_us = _tp_reduce_us(cell, links)
+    _exchange(clock, "tp_reduce", reduce_us)
+    for part, added in (("combine", _total(spread)), ("dispatch", _total(gathered)), ("tp_reduce", reduce_us)):
+        totals[part] += added
+    return replace(stages, after=stages.after + back.all), legs + spread + gathered
 
 
 def exchange_legs(cell: Cell, traffic: GroupTraffic, *, links: LinkRates) -> tuple[tuple[Leg, ...], tuple[Leg, ...]]:
@@ -137,14 +164,12 @@ def exchange_legs(cell: Cell, traffic: GroupTraffic, *, links: LinkRates) -> tup
     Dispatch rows carry expert ids and weights beside the payload; combine rows are bare.
     """
     out_bytes, back_bytes = dispatch_row_bytes(cell), combine_row_bytes(cell)
-    dispatch = tuple(
-        Leg(f"dispatch.{hop.name}", hop, price_hop(hop, links, row_bytes=out_bytes), out_bytes) for hop in traffic.hops
-    )
-    back = [hop.reverse for hop in reversed(traffic.hops)]
-    combine = tuple(
-        Leg(f"combine.{hop.name}", hop, price_hop(hop, links, row_bytes=back_bytes), back_bytes) for hop in back
-    )
-    return dispatch, combine
+    back = tuple(hop.reverse for hop in reversed(traffic.hops))
+    return _legs("dispatch", traffic.hops, links, out_bytes), _legs("combine", back, links, back_bytes)
+
+
+def _legs(name: str, hops: tuple[HopLoad, ...], links: LinkRates, row_bytes: int) -> tuple[Leg, ...]:
+    return tuple(Leg(f"{name}.{hop.name}", hop, price_hop(hop, links, row_bytes=row_bytes), row_bytes) for hop in hops)
 
 
 def _total(legs: tuple[Leg, ...]) -> float:

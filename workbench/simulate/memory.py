@@ -12,6 +12,7 @@ import numpy as np
 from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
 from workbench.simulate.formats import row_bytes
 from workbench.simulate.traffic import GroupTraffic
+from workbench.simulate.train import train_bytes
 from workbench.simulate.weights import (
     WIDE_BYTES,
     attention_bytes,
@@ -104,6 +105,9 @@ def layer_fit(cell: Cell, traffic: GroupTraffic) -> tuple[MemoryFit, int]:
         sent_rows=float(sent_R[worst]),
     )
     parts = _weights(cell, cell.model, num_layers=cell.workload.layers) | work
+    if cell.scope.kind == "train_step":
+        kept = train_bytes(cell, pairs=float(traffic.pairs_R[worst]))
+        parts |= {part: size * cell.workload.layers for part, size in kept.items()}
     return MemoryFit(parts, cell.cluster.memory_bytes), worst
 
 

@@ -1,9 +1,12 @@
 """Which cells the simulator can price, and in words why not the others."""
 
 from workbench.simulate.network import MAX_RANKS
+from workbench.simulate.train import gradient_format
+from workbench.spec.precision import ELEMENT_BITS
 from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
 
 LAYER_SCOPES = ("layer", "layer_no_router")
+PRICED_SCOPES = (*LAYER_SCOPES, "train_step")
 LATER = "comes with the simulator's later methods"
 
 
@@ -27,10 +30,22 @@ def _method(cell: Cell) -> str | None:
 
 def _scope(cell: Cell) -> str | None:
     kind = cell.scope.kind
-    if kind not in LAYER_SCOPES + MODEL_FREE_SCOPES:
+    if kind not in PRICED_SCOPES + MODEL_FREE_SCOPES:
         return f"scope {kind} {LATER}; layer is there now"
-    if kind in LAYER_SCOPES and cell.model is None:
+    if kind in PRICED_SCOPES and cell.model is None:
         return f"scope {kind} needs a model"
+    return _training(cell) if kind == "train_step" else None
+
+
+def _training(cell: Cell) -> str | None:
+    """What a measured training step refuses too."""
+    precision, gradients = cell.precision, gradient_format(cell.precision)
+    formats = {"weights": precision.weights, "activations": precision.activations, "gradients": gradients}
+    for name, number in formats.items():
+        if ELEMENT_BITS[number.format] < 8:
+            return f"scope train_step: precision.{name} {number.format} is too narrow to train in"
+        if precision.scaling == "delayed" and number.granularity not in ("none", "tensor"):
+            return f"scope train_step: precision.scaling delayed wants tensor-wide scales, not {number.granularity}"
     return None
 
 
@@ -44,7 +59,7 @@ def _extras(cell: Cell) -> str | None:
     if cell.offload.tier != "none":
         return f"offload.tier {cell.offload.tier} {LATER}"
     if cell.optimizer != "none":
-        return f"optimizer {cell.optimizer} belongs to train_step, which {LATER}"
+        return f"optimizer {cell.optimizer} {LATER}; train_step without one is there now"
     if cell.serving is not None:
         return f"serving {LATER}"
     if cell.goal is not None:
