@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.moe import expert_mlp
+from kernels.moe import expert_mlp, moe_layer
 from kernels.offload import ExpertCache
-from kernels.permute import Permutation, combine_rows, gather_rows, sort_by_expert
+from kernels.permute import combine_at, gather_rows, sort_by_expert
 
 
 def touched_experts(ids_TK: Tensor) -> list[int]:
@@ -36,29 +36,45 @@ def offloaded_layer(
     """
     experts = touched_experts(ids_TK) if experts is None else list(experts)
     waves = cache.waves(experts, overlap=next_experts is not None)
-    top_k, alone = ids_TK.shape[1], len(waves) == 1
-    scale_P = weights_TK.reshape(-1).float() if weight_on == "input" else None
-    if scale_P is not None:
-        weights_TK = torch.ones_like(weights_TK, dtype=torch.float32)
-    pairs = torch.arange(ids_TK.numel(), device=x_TH.device)
-    rows, perm = x_TH.new_zeros(len(pairs), x_TH.shape[1]), Permutation(pairs, pairs[:0])
+    if not waves:
+        return torch.zeros_like(x_TH)
+    pair_rows = x_TH.new_zeros(ids_TK.numel() if len(waves) > 1 else 0, x_TH.shape[1])
     for index, wave in enumerate(waves):
         slot_of = cache.fetch(wave)
         if next_experts is not None:
             ahead, needed = _ahead(waves[index + 1 :], cache)
             cache.prefetch(ahead or list(next_experts), using=[*wave, *needed])
-        ids = torch.where(ids_TK >= 0, slot_of[ids_TK.clamp(min=0).long()], -1)
-        part = sort_by_expert(ids, cache.num_slots, keep_dropped=alone)
-        taken = gather_rows(x_TH, part, top_k)
-        if scale_P is not None:
-            taken = (taken.float() * scale_P[part.order, None]).to(x_TH.dtype)
-        out = expert_mlp(taken, part.offsets, cache.weights, backend=backend)
-        if alone:
-            rows, perm = out, part
+        slots_TK = torch.where(ids_TK >= 0, slot_of[ids_TK.clamp(min=0).long()], -1)
+        if len(waves) == 1:
+            y_TH = moe_layer(x_TH, slots_TK, weights_TK, cache.weights, weight_on=weight_on, backend=backend)
         else:
-            rows.index_copy_(0, part.order, out.to(rows.dtype))
+            _compute_wave(x_TH, slots_TK, weights_TK, cache, pair_rows, weight_on=weight_on, backend=backend)
     cache.release()
-    return combine_rows(rows, perm, weights_TK, out_dtype=x_TH.dtype, backend=backend)
+    if len(waves) == 1:
+        return y_TH
+    if weight_on == "input":
+        weights_TK = torch.ones_like(weights_TK, dtype=torch.float32)
+    pairs = torch.arange(ids_TK.numel(), device=x_TH.device)
+    return combine_at(pair_rows, pairs.view(ids_TK.shape), weights_TK, out_dtype=x_TH.dtype, backend=backend)
+
+
+def _compute_wave(
+    x_TH: Tensor,
+    slots_TK: Tensor,
+    weights_TK: Tensor,
+    cache: ExpertCache,
+    pair_rows: Tensor,
+    *,
+    weight_on: str,
+    backend: str,
+) -> None:
+    """Rows of this wave's experts into ``pair_rows`` [T * K, H], each in the place of its pair."""
+    perm = sort_by_expert(slots_TK, cache.num_slots)
+    rows = gather_rows(x_TH, perm, slots_TK.shape[1])
+    if weight_on == "input":
+        rows = (rows.float() * weights_TK.reshape(-1)[perm.order, None].float()).to(x_TH.dtype)
+    rows = expert_mlp(rows, perm.offsets, cache.weights, backend=backend)
+    pair_rows.index_copy_(0, perm.order, rows.to(pair_rows.dtype))
 
 
 def _ahead(later: list[list[int]], cache: ExpertCache) -> tuple[list[int], list[int]]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.activation import Activation
+from kernels.expert_parts import host_parts, parts_of
 from kernels.moe import moe_layer, prepare_weights
 from kernels.offload import POLICIES, ExpertCache
 from kernels.offloaded_layer import offloaded_layer, touched_experts
@@ -155,6 +156,24 @@ def test_what_cannot_be_is_refused(host):
         ExpertCache(host, num_slots=2, device=CPU, policy="pinned", pinned=(0, 1))
     with pytest.raises(ValueError, match="4 more do not fit 3 slots"):
         ExpertCache(host, num_slots=3, device=CPU).fetch([0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("precision", ["mxfp4_w4a16", "nvfp4_w4a16"])
+def test_packed_experts_travel_packed(precision):
+    host = make_host(precision, bias=True).packed()
+    cache = ExpertCache(host, num_slots=4, device=CPU)
+    assert cache.weights.is_packed
+    slot_of = cache.fetch([2, 7, 11])
+    for expert in (2, 7, 11):
+        for there, here in zip(parts_of(cache.weights), parts_of(host), strict=True):
+            assert torch.equal(there[int(slot_of[expert])], here[expert])
+
+
+def test_stacks_are_joined_in_order(host):
+    whole = host_parts([host, host], num_experts=2 * EXPERTS, pinned=False)
+    assert torch.equal(whole.w2.data[EXPERTS:], host.w2.data)
+    with pytest.raises(ValueError, match="hold 12 experts, not 13"):
+        host_parts([host], num_experts=EXPERTS + 1, pinned=False)
 
 
 def make_tokens(num_tokens, seed):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.expert_parts import join_parts
+from kernels.expert_parts import host_parts
 from kernels.moe import moe_layer, prepare_weights
 from kernels.offload import ExpertCache
 from kernels.offloaded_layer import offloaded_layer, touched_experts
@@ -18,6 +18,22 @@ def experts():
     w13 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator, device="cuda") / HIDDEN**0.5
     w2 = torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator, device="cuda") / WIDTH**0.5
     return prepare_weights(w13.bfloat16(), w2.bfloat16(), precision="bf16")
+
+
+@pytest.mark.parametrize("precision", ["fp8_block", "mxfp4_w4a16", "nvfp4_w4a16"])
+def test_small_formats_come_through_the_slots(precision):
+    generator = torch.Generator(device="cuda").manual_seed(1)
+    w13 = torch.randn(8, 512, 256, generator=generator, device="cuda").bfloat16() / 16
+    w2 = torch.randn(8, 256, 256, generator=generator, device="cuda").bfloat16() / 16
+    experts = prepare_weights(w13, w2, precision=precision)
+    cache = ExpertCache(
+        host_parts([experts], num_experts=8, pinned=True), num_slots=3, device=torch.device("cuda"), policy="lfu"
+    )
+    assert cache.weights.backend_on(torch.device("cuda"), "auto") == experts.backend_on(torch.device("cuda"), "auto")
+    x = torch.randn(50, 256, generator=generator, device="cuda").bfloat16()
+    weights, ids = torch.rand(50, 8, generator=generator, device="cuda").topk(2, dim=1)
+    y, expected = offloaded_layer(x, ids.int(), weights, cache), moe_layer(x, ids.int(), weights, experts)
+    assert float((y.float() - expected.float()).norm() / expected.float().norm()) < 0.005
 
 
 def steps(num_tokens, count):
@@ -41,7 +57,7 @@ def run(cache, batches, *, ahead):
 @pytest.mark.parametrize("num_tokens", [2, 300])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_outputs_equal_those_without_offload_on_a_gpu(experts, slots, num_tokens, ahead):
-    host = join_parts([experts], pinned=True)
+    host = host_parts([experts], num_experts=EXPERTS, pinned=True)
     cache = ExpertCache(host, num_slots=slots, device=torch.device("cuda"), initial=range(slots))
     batches = list(steps(num_tokens, 6))
     for y, batch in zip(run(cache, batches, ahead=ahead), batches, strict=True):
@@ -51,7 +67,7 @@ def test_outputs_equal_those_without_offload_on_a_gpu(experts, slots, num_tokens
 
 def test_the_stall_is_that_of_the_link_and_prefetch_hides_it(experts):
     """Many tokens, so that the work on one wave is longer than the copy of the next."""
-    host = join_parts([experts], pinned=True)
+    host = host_parts([experts], num_experts=EXPERTS, pinned=True)
     cache = ExpertCache(host, num_slots=EXPERTS // 2, device=torch.device("cuda"), initial=range(EXPERTS // 2))
     source = host.w13.data
     target = torch.empty_like(source, device="cuda")

@@ -13,6 +13,7 @@ from workbench.run.measured_layer import measure_layer
 from workbench.run.measured_micro import measure_micro
 from workbench.run.measured_train import measure_train
 from workbench.run.merge import merge_reports
+from workbench.run.offloaded import measure_offloaded
 from workbench.run.report import PEER_FAILED, RankReport
 from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
@@ -21,6 +22,7 @@ __all__ = ["merge_reports", "run_rank"]
 
 LAYER_MEASURES = {"layer": measure_layer, "layer_no_router": measure_layer, "train_step": measure_train}
 MEASURED_SCOPES = (*LAYER_MEASURES, *MODEL_FREE_SCOPES)
+OFFLOADED_SCOPES = ("layer", "layer_no_router")
 FORM_FACTORS = ("sxm", "pcie", "nvl72")
 
 
@@ -36,6 +38,8 @@ def run_rank(cell: Cell, context: RankContext) -> RankReport:
     try:
         _require_supported(cell, context)
         measure = LAYER_MEASURES.get(cell.scope.kind, measure_micro)
+        if cell.offload.tier == "host":
+            measure = measure_offloaded
         return measure(cell, context, clock=clock_for(context.device), started=time.monotonic())
     except Unsupported as exception:
         return RankReport(context.rank, "unsupported", exception.reason)
@@ -69,16 +73,19 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
     """Raises Unsupported for what no measurement exists for yet."""
     if cell.scope.kind not in MEASURED_SCOPES:
         raise Unsupported(f"scope: {cell.scope.kind} cannot be measured yet; known: {', '.join(MEASURED_SCOPES)}")
+    offloaded = cell.offload.tier == "host" and cell.scope.kind in OFFLOADED_SCOPES
+    if not offloaded and cell.offload.tier != "none":
+        known = f"none can, and host for scope {' and '.join(OFFLOADED_SCOPES)}"
+        raise Unsupported(f"offload.tier: {cell.offload.tier} cannot be measured yet; {known}")
     wanted = {
         "parallel.tp": (cell.parallel.tp, 1),
         "parallel.pp": (cell.parallel.pp, 1),
         "workload.layers": (cell.workload.layers, 1),
-        "workload.steps": (cell.workload.steps, 1),
+        "workload.steps": (1 if offloaded else cell.workload.steps, 1),
         "workload.micro_batches": (cell.workload.micro_batches, 1),
         "dispatch.overlap": (cell.dispatch.overlap.kind, "none"),
         "dispatch.shared_expert_overlap": (cell.dispatch.shared_expert_overlap, False),
         "balance.training": (cell.balance.training, "none"),
-        "offload.tier": (cell.offload.tier, "none"),
         "optimizer": (cell.optimizer, "none"),
         "serving": (cell.serving, None),
         "goal": (cell.goal, None),

@@ -54,7 +54,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         graph=step is not None,
         clock_mhz=measured_clock,
         **wire_fields(counters),
-        **_work_fields(cell, prepared, context),
+        **work_fields(cell, prepared, context),
         **peer_fields,
     )
 
@@ -63,7 +63,7 @@ def _prepare(cell: Cell, context: RankContext, peer: Peer | None) -> tuple[Prepa
     """The layer, and what a report says of the peer that runs it."""
     prepared = prepare_layer(cell, context)
     if peer is None:
-        return prepared, {"math_path": _math_path(cell, context)}
+        return prepared, {"math_path": math_path_of(cell, context)}
     prepared, converted_us = with_peer(prepared, peer)
     flags = (f"conversion_ms={converted_us / 1e3:.3g}",)
     return prepared, {"math_path": peer.math_path, "kernel_version": peer.version, "flags": flags}
@@ -103,7 +103,7 @@ def wire_fields(counters: Counters) -> dict[str, Any]:
     }
 
 
-def _work_fields(cell: Cell, prepared: Prepared, context: RankContext) -> dict[str, Any]:
+def work_fields(cell: Cell, prepared: Prepared, context: RankContext) -> dict[str, Any]:
     """What this rank computed and moved: FLOPs of its experts (three products of 2HI a pair), bytes it had to read."""
     layer, model = prepared.layer, cell.model
     counts = pairs_per_expert(prepared)
@@ -134,7 +134,8 @@ def pairs_per_expert(prepared: Prepared) -> tuple[tuple[int, int], ...]:
     return tuple(zip(slots.tolist(), counts.tolist(), strict=True))
 
 
-def _math_path(cell: Cell, context: RankContext) -> str:
+def math_path_of(cell: Cell, context: RankContext) -> str:
+    """How our kernels form the products of this cell on this rank's device."""
     capability = torch.cuda.get_device_capability(context.device) if context.device.type == "cuda" else None
     return math_path(
         recipe_of(cell.precision),

@@ -120,6 +120,9 @@ def _run_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
         "weight_bytes": max(report.weight_bytes for report in reports),
         "peak_memory_bytes": max(peaks, default=None),
         "fits": True if peaks else None,
+        "hit_rate": first.hit_rate,
+        "stall_us": first.stall_us,
+        "offload_bytes": first.offload_bytes,
     }
 
 

@@ -43,4 +43,7 @@ class RankReport:
     clock_mhz: float | None = None
     hardware_name: str | None = None
     kernel_version: str | None = None
+    hit_rate: float | None = None
+    stall_us: float | None = None
+    offload_bytes: int | None = None
     flags: tuple[str, ...] = ()
