@@ -105,6 +105,6 @@ def experts_backward(grads_MH: Tensor, saved: Saved, experts: TrainExperts, *, b
         rows=dgrad(inner, offsets, experts.w13, **how),
         w13=wgrad(inner, saved.inputs, offsets, **how),
         w2=wgrad(outer, saved.middle, offsets, **how),
-        bias13=None if experts.bias13 is None else bias_grad(grads_M2I, offsets),
-        bias2=None if experts.bias2 is None else bias_grad(grads_MH, offsets),
+        bias13=None if experts.bias13 is None else bias_grad(grads_M2I, offsets, backend=backend),
+        bias2=None if experts.bias2 is None else bias_grad(grads_MH, offsets, backend=backend),
     )

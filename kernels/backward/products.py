@@ -117,12 +117,18 @@ def wgrad(
     )
 
 
-def bias_grad(grads_MN: Tensor, offsets: Tensor) -> Tensor:
+def bias_grad(grads_MN: Tensor, offsets: Tensor, *, backend: str = "auto") -> Tensor:
     """[E, N], float32 at least: sum of the gradient rows of each expert, without waiting for the device.
 
     Rows [1], [2], [4], [8] with offsets [0, 1, 1, 3] give [1], [0], [6]: the last row belongs to no expert.
     """
     num_experts, wide = offsets.shape[0] - 1, torch.promote_types(grads_MN.dtype, torch.float32)
+    if grads_MN.is_cuda and grads_MN.dtype == torch.bfloat16:
+        # Atomic additions would come in another order in every run; a product by ones does not.
+        ones_M1 = grads_MN.new_ones(grads_MN.shape[0], 1)
+        return grouped_wgrad(grads_MN, ones_M1, offsets, grads_format="bf16", rows_format="bf16", backend=backend)[
+            ..., 0
+        ]
     row_M = torch.arange(grads_MN.shape[0], device=grads_MN.device)
     expert_M = torch.searchsorted(offsets[1:].contiguous(), row_M, right=True)
     sums = torch.zeros(num_experts + 1, grads_MN.shape[1], dtype=wide, device=grads_MN.device)

@@ -248,6 +248,17 @@ def test_bias_grad_leaves_rows_without_an_expert_out():
     assert got.tolist() == [[1.0], [0.0], [6.0]]
 
 
+def test_a_product_by_ones_sums_bias_gradients_too():
+    """What a GPU does instead, where additions into one place come in any order."""
+    grads, offsets = (
+        torch.randn(50, 7, generator=torch.Generator().manual_seed(6)).bfloat16(),
+        torch.tensor([0, 20, 20, 45]),
+    )
+    ones = torch.ones(50, 1).bfloat16()
+    summed = grouped_wgrad(grads, ones, offsets, grads_format="bf16", rows_format="bf16")[..., 0]
+    torch.testing.assert_close(summed, bias_grad(grads, offsets), rtol=1e-5, atol=1e-5)
+
+
 def test_bad_requests_name_the_field():
     with pytest.raises(ValueError, match="too narrow to train"):
         TrainRecipe("x", "mxfp4", "bf16", "bf16")

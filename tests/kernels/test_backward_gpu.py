@@ -5,6 +5,7 @@ import torch
 
 from kernels.activation import Activation
 from kernels.backward import TRAIN_RECIPES, train_layer
+from kernels.backward.products import bias_grad
 from kernels.formats import FORMATS
 from kernels.grouped_gemm.dgrad import dgrad_backend, grouped_dgrad
 from kernels.grouped_gemm.wgrad import grouped_wgrad
@@ -55,6 +56,13 @@ def test_wgrad_and_dgrad_equal_their_twins_on_gpu(formats, shape):
     out = grouped_dgrad(encoded.to("cuda"), offsets.cuda(), w.to("cuda"), grads_format=formats[0])
     assert rms(out, twin) <= FORMATS["bf16"].tolerance
     assert not out[len(out) - tail :].any()
+
+
+def test_bias_gradients_repeat_bit_for_bit():
+    grads, _, offsets, _ = operands([700, 0, 1, 1300], 512, 64, 5)
+    first, second = (bias_grad(grads.cuda(), offsets.cuda()) for _ in range(2))
+    assert torch.equal(first, second)
+    assert rms(first, bias_grad(grads, offsets)) <= FLOAT32_SUMS
 
 
 @pytest.mark.parametrize("precision", [name for name in TRAIN_RECIPES if name != "exact"])

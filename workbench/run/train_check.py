@@ -21,8 +21,9 @@ from workbench.measure.gate import BF16_ROUNDING, Deviation, deviation
 from workbench.run.check import CheckFailed
 from workbench.run.inputs import reference_weights
 from workbench.run.prepare import Prepared
+from workbench.run.train_layer import TrainLayer
 from workbench.run.train_prepare import slots_dealt, upstream_gradients
-from workbench.run.train_step import TrainLayer, TrainRun
+from workbench.run.train_step import TrainRun
 from workbench.spec.scenario import Cell
 from workbench.workload.data import rank_activations
 

@@ -21,7 +21,7 @@ from workbench.run.context import RankContext
 from workbench.run.exchange import Staying
 from workbench.run.inputs import SHARED_EXPERT, expert_weights
 from workbench.run.prepare import BACKENDS, Prepared, backend_of, prepare_layer, recipe_of
-from workbench.run.train_step import TrainLayer
+from workbench.run.train_layer import TrainLayer
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
 from workbench.spec.scenario import Cell

@@ -9,58 +9,21 @@ data parallelism adds up afterwards is not part of the layer.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from kernels.activation import Activation
 from kernels.backend import gemm_backend_on
-from kernels.backward import TrainRecipe, router_weights
+from kernels.backward import router_weights
 from kernels.backward.activation import activate, activation_backward
 from kernels.backward.experts import ExpertGrads, TrainExperts, experts_backward, experts_forward, prepare_experts
 from kernels.backward.products import bias_grad, dgrad, encode_gradients, encode_inputs, multiply, wgrad
 from kernels.backward.rows import combine_backward, gather_backward, scale_backward
 from kernels.permute import combine_rows, gather_rows, sort_by_expert
-from kernels.scaling import Scaling
 from workbench.comm import gradients
 from workbench.comm.gradients import by_choice
-from workbench.comm.rank_plan import RankPlan
-from workbench.comm.transport import TorchTransport
 from workbench.run.inputs import RawWeights
-from workbench.run.layer import RankLayer, Stage
-
-
-@dataclass(frozen=True)
-class TrainLayer:
-    """All that a rank needs before the clock starts. ``plan`` is None where no row travels.
-
-    ``choices_BC`` int64: which of its token's K choices a received pair is, -1 for none. ``router``: keyword arguments
-    of ``router_weights``. ``upstream_TH`` bf16 is the gradient of the layer's output.
-    """
-
-    layer: RankLayer
-    weights: RawWeights
-    shared_weights: RawWeights | None
-    activation: Activation
-    recipe: TrainRecipe
-    scaling: Scaling
-    router: dict
-    top_k: int
-    upstream_TH: Tensor
-    choices_BC: Tensor
-    plan: RankPlan | None
-    transport: TorchTransport
-
-
-@dataclass
-class Gradients:
-    """What a step leaves: gradients of the tokens [T, H], the gate's matrix, the slots' experts, the shared expert."""
-
-    x_TH: Tensor | None = None
-    gate_HE: Tensor | None = None
-    experts: ExpertGrads | None = None
-    shared: ExpertGrads | None = None
+from workbench.run.layer import Stage
+from workbench.run.train_layer import Gradients, TrainLayer
 
 
 class TrainRun:
@@ -219,7 +182,11 @@ class TrainRun:
 
     def _gemm2_wgrad(self) -> None:
         self._w2 = wgrad(self._outer, self._middle, self._perm.offsets, **self._how)
-        self._bias2 = None if self._experts.bias2 is None else bias_grad(self._outer_MH, self._perm.offsets)
+        self._bias2 = (
+            None
+            if self._experts.bias2 is None
+            else bias_grad(self._outer_MH, self._perm.offsets, backend=self.layer.backend)
+        )
 
     def _activation_backward(self) -> None:
         self._inner_M2I = activation_backward(self._grads_MI, self._h_M2I, self.step.activation)
@@ -236,7 +203,11 @@ class TrainRun:
 
     def _gemm1_wgrad(self) -> None:
         w13 = wgrad(self._inner, self._inputs, self._perm.offsets, **self._how)
-        bias13 = None if self._experts.bias13 is None else bias_grad(self._inner_M2I, self._perm.offsets)
+        bias13 = (
+            None
+            if self._experts.bias13 is None
+            else bias_grad(self._inner_M2I, self._perm.offsets, backend=self.layer.backend)
+        )
         self.grads.experts = ExpertGrads(self._grads_MH, w13, self._w2, bias13, self._bias2)
 
     def _permute_backward(self) -> None:
