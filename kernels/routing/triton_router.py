@@ -38,6 +38,16 @@ def _sigmoid(x, plain: tl.constexpr):
 
 
 @triton.jit
+def _softmax(x, plain: tl.constexpr):
+    """Over the lanes of a row; 0 throughout where all are -inf."""
+    largest = tl.max(x, 1)
+    raised = _exp(x - tl.where(largest == float("-inf"), 0.0, largest)[:, None], plain)
+    total = tl.sum(raised, 1)
+    total = tl.where(total > 0.0, total, 1.0)[:, None]
+    return tl.math.div_rn(raised, tl.broadcast_to(total, x.shape))
+
+
+@triton.jit
 def _in_best_groups(
     choice,
     real,
@@ -98,24 +108,21 @@ def router_kernel(
     rows = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     lane = tl.arange(0, padded_groups * padded_size)
     expert = (lane // padded_size) * group_size + lane % padded_size
-    real = ((lane % padded_size < group_size) & (lane // padded_size < num_groups))[None, :]
+    inside = (lane % padded_size < group_size) & (lane // padded_size < num_groups)
+    real = inside[None, :]
     present = (rows < num_rows)[:, None]
     x = tl.load(logits_ptr + rows[:, None] * stride_t + expert[None, :], mask=present & real, other=float("-inf"))
     x = x.to(tl.float32)
     x = tl.where(x == x, tl.minimum(x, 3.4028234663852886e38), float("-inf"))
 
-    row_max = tl.max(x, 1)
-    shift = tl.where(row_max == float("-inf"), 0.0, row_max)[:, None]
-    total = tl.sum(_exp(x - shift, plain), 1)
-    total = tl.where(total > 0.0, total, 1.0)[:, None]
     if select_by == "sigmoid":
         choice = _sigmoid(x, plain)
     elif select_by == "softmax":
-        choice = tl.math.div_rn(_exp(x - shift, plain), tl.broadcast_to(total, x.shape))
+        choice = _softmax(x, plain)
     else:
         choice = x
     if bias_ptr is not None:
-        choice += tl.load(bias_ptr + expert, mask=lane % padded_size < group_size, other=0.0).to(tl.float32)[None, :]
+        choice += tl.load(bias_ptr + expert, mask=inside, other=0.0).to(tl.float32)[None, :]
 
     keys = tl.where(real, _ordered(choice, tl.broadcast_to(expert[None, :], x.shape)), no_key)
     if topk_group < num_groups:
@@ -142,14 +149,9 @@ def router_kernel(
     if weigh_by == "sigmoid":
         weights = _sigmoid(x, plain)
     elif weigh_by == "softmax":
-        weights = tl.math.div_rn(_exp(x - shift, plain), tl.broadcast_to(total, x.shape))
+        weights = _softmax(x, plain)
     else:
-        chosen = tl.where(picked, x, float("-inf"))
-        top = tl.max(chosen, 1)
-        raised = _exp(chosen - tl.where(top == float("-inf"), 0.0, top)[:, None], plain)
-        below = tl.sum(raised, 1)
-        below = tl.where(below > 0.0, below, 1.0)[:, None]
-        weights = tl.math.div_rn(raised, tl.broadcast_to(below, x.shape))
+        weights = _softmax(tl.where(picked, x, float("-inf")), plain)
     if norm_topk:
         below = tl.maximum(tl.sum(tl.where(picked, weights, 0.0), 1), 1.1754943508222875e-38)[:, None]
         weights = tl.math.div_rn(weights, tl.broadcast_to(below, x.shape))

@@ -24,6 +24,13 @@ RULES = {
         True,
     ),
     "deepseek-v2": (ScoreRule(select_by="logits", weigh_by="softmax", num_groups=8, topk_group=3), 160, 6, False),
+    "groups of 12 in 3": (
+        ScoreRule(select_by="sigmoid", weigh_by="sigmoid", num_groups=3, topk_group=2),
+        36,
+        5,
+        True,
+    ),
+    "one expert": (ScoreRule(select_by="logits", weigh_by="selected"), 1, 1, False),
     "largest": (ScoreRule(select_by="softmax", weigh_by="softmax", norm_topk=True), MAX_FUSED_EXPERTS, 10, True),
 }
 
