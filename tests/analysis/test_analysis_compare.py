@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.sample_run import H200, make_cell, measured_outcome, simulated_outcome, write_sample_run
-from workbench.analysis.columns import value_label, varying_columns, without_paths
+from workbench.analysis.columns import settings, value_label, varying_columns, without_paths
 from workbench.analysis.compare import RunTables, compare_by, compare_runs
 from workbench.run.describe import unsupported
 from workbench.store.reader import read_table
@@ -90,6 +90,33 @@ def test_two_runs_cell_by_cell(tmp_path):
         "the candidate ended unsupported",
         "not in the first run",
     ]
+
+
+def test_pairs_that_differ_in_a_path_without_a_column_are_told_apart(tmp_path):
+    outcomes = []
+    for context in (1024, 4096):
+        for precision in ("bf16", "fp8_block"):
+            cell = make_cell(engine="simulate", precision=precision, hardware=H200)
+            workload = cell.workload.model_copy(update={"context_tokens": context})
+            cell = cell.model_copy(update={"cell_id": f"{cell.cell_id}-{context}", "workload": workload})
+            outcomes.append(simulated_outcome(cell, base_us=float(context)))
+    run = tables(tmp_path, outcomes)
+    by_precision = compare_by(run.cells, run.samples, by="precision")
+    assert by_precision["context_tokens"].tolist() == ["1024", "4096"]
+    by_context = compare_by(run.cells, run.samples, by="workload.context_tokens")
+    assert by_context[["precision", "candidate", "ratio"]].to_numpy().tolist() == [
+        ["bf16", "4096", 4.0],
+        ["fp8_block", "4096", 4.0],
+    ]
+    assert "context_tokens" not in by_context
+
+
+def test_settings_keep_a_column_that_goes_with_the_group(tmp_path):
+    outcomes = [
+        simulated_outcome(make_cell(engine="simulate", tokens=tokens, group=group), base_us=1.0)
+        for tokens, group in ((0, "none"), (8, "some"))
+    ]
+    assert list(settings(tables(tmp_path, outcomes).cells)) == ["tokens_per_rank"]
 
 
 def test_no_pair_gives_an_empty_frame_with_its_columns(tmp_path):

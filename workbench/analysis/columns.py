@@ -51,7 +51,7 @@ def settings(cells: pd.DataFrame) -> pd.DataFrame:
     The describing columns that vary, without group and method; where these leave cells alike, also the dotted paths
     of the planned cells that differ between them, then the group, at last the cell's id.
     """
-    shown = cells[[name for name in varying_columns(cells) if name not in ("group", "method")]]
+    shown = cells[varying_columns(cells, among=[name for name in DESCRIBING if name not in ("group", "method")])]
     if not _alike(shown).any():
         return shown
     shown = pd.concat([shown, _hidden(cells, _alike(shown))], axis=1)

@@ -11,9 +11,9 @@ from workbench.analysis.columns import (
     COLUMN_PATHS,
     dotted_path,
     planned_cells,
+    settings,
     value_at,
     value_label,
-    varying_columns,
     without_paths,
 )
 from workbench.analysis.statistics import Series, slowest_series
@@ -60,7 +60,8 @@ def compare_by(
     partners: dict[str, list[int]] = {}
     for index, cell in enumerate(planned):
         partners.setdefault(_key(cell, path), []).append(index)
-    rows, series, context = cells.to_dict("records"), slowest_series(samples), _context(cells, path=path)
+    context = _context(cells, path=path)
+    rows, series = cells.to_dict("records"), slowest_series(samples)
     result = []
     for members in partners.values():
         base = _base(members, labels, path, baseline)
@@ -74,8 +75,7 @@ def compare_by(
 
 def compare_runs(first: RunTables, second: RunTables) -> pd.DataFrame:
     """The second run's cells against the same cells of the first; those of one run only get a row that says so."""
-    everything = pd.concat([first.cells, second.cells])
-    context = _context(everything)
+    context = _context(pd.concat([first.cells, second.cells]).drop_duplicates("cell_id").reset_index(drop=True))
     old = {row["cell_id"]: row for row in first.cells.to_dict("records")}
     new = {row["cell_id"]: row for row in second.cells.to_dict("records")}
     old_series, new_series = slowest_series(first.samples), slowest_series(second.samples)
@@ -93,12 +93,16 @@ def _base(members: Sequence[int], labels: Sequence[str], path: str, wanted: str 
     return members[0] if found is None and wanted is None else found
 
 
-def _context(cells: pd.DataFrame, *, path: str = "") -> list[str]:
-    """Columns that tell the pairs apart, without those that ``path`` itself makes differ."""
-    names = varying_columns(cells)
-    sources = {name: f"{COLUMN_PATHS.get(name, name)}." for name in names}
-    told = {name for name, source in sources.items() if path and source.startswith(f"{path}.")}
-    return [name for name in names if name not in {*told, "group", "method", *COLUMNS}]
+def _context(cells: pd.DataFrame, *, path: str = "") -> dict[str, dict[str, Any]]:
+    """What tells the pairs apart, by cell, without what ``path`` itself makes differ."""
+    told = settings(cells)
+    ends = ("", path, path.rpartition(".")[2])
+    names = [
+        name
+        for name in told
+        if name not in COLUMNS and name not in ends and not f"{COLUMN_PATHS.get(name, name)}.".startswith(f"{path}.")
+    ]
+    return dict(zip(cells["cell_id"], told[names].to_dict("records"), strict=True))
 
 
 def _key(cell: Mapping[str, Any], path: str) -> str:
@@ -112,7 +116,7 @@ def _row(
     old_series: Mapping[str, Series],
     new_series: Mapping[str, Series],
     labels: tuple[str, str],
-    context: Sequence[str],
+    context: Mapping[str, dict[str, Any]],
     missing: str = "",
 ) -> dict[str, Any]:
     if old is None or new is None:
@@ -123,7 +127,7 @@ def _row(
     shown = new if new is not None else old
     assert shown is not None
     return {
-        **{name: shown[name] for name in context},
+        **context[shown["cell_id"]],
         "baseline": labels[0],
         "candidate": labels[1],
         "verdict": verdict.word,
@@ -158,7 +162,7 @@ def _number(value: Any) -> float | None:
     return None if pd.isna(value) else float(value)
 
 
-def _frame(rows: list[dict[str, Any]], context: Sequence[str]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=[*dict.fromkeys([*context, *COLUMNS])])
+def _frame(rows: list[dict[str, Any]], context: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
+    frame = pd.DataFrame(rows, columns=[*dict.fromkeys([*next(iter(context.values()), {}), *COLUMNS])])
     numbers = ["ratio", "ratio_low", "ratio_high", "baseline_us", "candidate_us", "p_value", "spread"]
     return frame.astype(dict.fromkeys(numbers, float))
