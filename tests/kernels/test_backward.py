@@ -142,8 +142,9 @@ def test_fp8_products_are_those_of_the_decoded_operands(precision):
     recipe, scaling = TRAIN_RECIPES[precision], Scaling()
     generator = torch.Generator().manual_seed(2)
     offsets = torch.tensor([0, 150, 150, 151, 190])
-    rows, grads = (torch.randn(195, n, generator=generator).bfloat16() for n in (140, 70))
-    w = torch.randn(4, 70, 140, generator=generator).bfloat16()
+    rows, grads = (torch.randn(195, n, generator=generator).bfloat16() for n in (140, 260))
+    # Magnitudes differ from block to block, so that a scale in another's place shows.
+    w = (torch.randn(4, 260, 140, generator=generator) * torch.linspace(1, 30, 260)[:, None]).bfloat16()
     matrix = prepare_matrix(w, name="w", recipe=recipe, scaling=scaling)
     inputs = encode_inputs(rows, matrix, recipe=recipe, scaling=scaling)
     outer = encode_gradients(grads, matrix, recipe=recipe, scaling=scaling)
