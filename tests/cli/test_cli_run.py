@@ -226,6 +226,30 @@ def test_engine_and_set_lie_over_every_cell(scenario, tmp_path, capsys):
     assert {(cell["engine"], cell["tokens_per_rank"]) for cell in cells} == {("simulate", 2)}
 
 
+@pytest.mark.parametrize("name", ["google/gemma-2-9b-it", "../../x", "a:b", "n" * 300])
+def test_r10_a_run_of_any_name_lies_inside_the_results_folder(scenario, tmp_path, capsys, name):
+    path = scenario(PRICED.replace("name: priced", f"name: '{name}'"))
+    assert main(["run", path, "--results", str(tmp_path / "deep" / "results")]) == 0
+    assert {entry.name for entry in tmp_path.iterdir()} == {"deep", "scenario.yaml"}
+    (folder,) = (tmp_path / "deep" / "results").iterdir()
+    capsys.readouterr()
+    assert main(["show", "latest", "--results", str(tmp_path / "deep" / "results"), "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["run"]["name"], answer["run"]["run_id"]) == (name, folder.name)
+    assert {json.loads(cell["cell_json"])["scenario"] for cell in answer["cells"]} == {name}
+
+
+def test_r12_a_name_beyond_ascii_is_run_and_shown_under_an_ascii_locale(tmp_path, launch):
+    (tmp_path / "专家.yaml").write_text(PRICED.replace("name: priced", "name: 专家 ě"), encoding="utf-8")
+    ascii_locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    status, _, err = _finish(launch("run", str(tmp_path / "专家.yaml"), **ascii_locale))
+    assert status == 0, err
+    status, out, err = _finish(launch("show", "latest", "--format", "json", **ascii_locale))
+    assert status == 0, err
+    assert json.loads(out)["run"]["name"] == "专家 ě"
+    assert json.loads((_run_folder(tmp_path) / "manifest.json").read_text(encoding="utf-8"))["name"] == "专家 ě"
+
+
 def test_more_than_ten_thousand_cells_need_a_yes(scenario, tmp_path, capsys):
     many = f"matrix: {{workload.seed: {list(range(10_001))}}}"
     text = PRICED.replace("matrix: {precision: [bf16, fp8_block]}", many)

@@ -34,9 +34,9 @@ def test_e03_clock_waits_for_asynchronous_work():
 
 
 def test_e03_matmul_is_not_faster_than_the_peak():
-    size = 1024
+    size = 4096
     left, right = torch.randn(2, size, size, dtype=torch.bfloat16).unbind()
-    best_us = min(clock_for(torch.device("cpu")).time(lambda: left @ right) for _ in range(3))
+    best_us = min(clock_for(torch.device("cpu")).time(lambda: left @ right) for _ in range(2))
     tflops = 2 * size**3 / best_us / 1e6
     assert tflops < 100, "no CPU core of today multiplies bf16 that fast"
 

@@ -1,6 +1,7 @@
 """Figures: what shares an axis, what a title says, and what is shown when there is nothing."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -95,6 +96,17 @@ def test_more_settings_than_rows_are_said_to_be_left_out(tmp_path):
     (panel,) = panels(tables["cells"], needs=["latency_us"])
     assert len(panel.row_names) == MAX_ROWS
     assert f"the first {MAX_ROWS} of {MAX_ROWS + 3} settings" in panel.title
+
+
+def test_long_conditions_take_several_lines(tmp_path):
+    outcome = measured_outcome(make_cell(engine="hybrid"))
+    outcome = replace(outcome, record=replace(outcome.record, method="measured+roofline"))
+    tables = stored(tmp_path, [outcome])
+    (panel,) = panels(tables["cells"], needs=["latency_us"])
+    lines = panel.title.removeprefix("<b>").partition("</b>")[0].split("<br>")
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 80
+    assert "measured+roofline" in " ".join(lines)
 
 
 def test_speedup_is_baseline_over_candidate(tables):

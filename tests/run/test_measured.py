@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from kernels.formats import FORMATS
+from kernels.moe import expert_mlp
 from tests.run.rank_gang import cell, model, run_gang
 from workbench.balance.placement import expert_map_of
 from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
 from workbench.comm.strategies import make_plan
 from workbench.run.context import open_context
+from workbench.run.describe import base_record_fields
 from workbench.run.inputs import expert_weights, reference_weights
 from workbench.run.measured import merge_reports, run_rank
 from workbench.run.prepare import prepare_layer, recipe_of
@@ -191,6 +193,11 @@ def test_e13_inputs_are_not_mostly_zeros(alone, precision):
     entry = FORMATS[recipe.activations]
     assert float((entry.decode(entry.encode(prepared.layer.x_TH)) == 0).float().mean()) < 0.15
     assert float(prepared.layer.x_TH.float().square().mean()) > 0.5
+    offsets = torch.tensor([0, *[4] * len(prepared.layer.experts.w13.data)])
+    rows = expert_mlp(prepared.layer.x_TH[:4], offsets, prepared.layer.experts)
+    assert float(rows.float().square().mean()) > 0
+    fields = base_record_fields(one)
+    assert (fields["data"], fields["seed"]) == ("gaussian", one.workload.seed)
 
 
 def test_any_rank_can_rebuild_any_expert():

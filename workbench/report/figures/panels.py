@@ -20,6 +20,7 @@ HEAD_PX = 84
 FOOT_PX = 46
 LEGEND_PX = 36
 WRAP = 110
+WRAP_TITLE = 80
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ def _panel(cells: pd.DataFrame, without: tuple[str, ...], how: str, spread: bool
     if left_out:
         how += f"; the first {len(kept)} of {len(kept) + left_out} settings, filter to see the others"
     chosen = [label in kept for label in labels]
+    head = "<br>".join(textwrap.wrap(title, WRAP_TITLE))
     return Panel(
-        title="<br>".join([f"<b>{title}</b>", *textwrap.wrap(how, WRAP), *([f"<i>{note}</i>"] if note else [])]),
+        title="<br>".join([f"<b>{head}</b>", *textwrap.wrap(how, WRAP), *([f"<i>{note}</i>"] if note else [])]),
         cells=cells[chosen],
         labels=tuple(label for label, keep in zip(labels, chosen, strict=True) if keep),
     )
