@@ -357,6 +357,18 @@ def test_labels_say_what_sets_cells_apart():
     assert cell_label(cells[0]) == "mixtral-8x7b cpu ep1 bf16 128tok flat"
 
 
+def test_labels_name_any_other_field_that_sets_cells_apart():
+    text = "model: mixtral-8x7b\nmatrix: {precision: [bf16, nvfp4], workload.context_tokens: [1024, 4096]}\n"
+    assert list(cell_labels(planned(text)).values()) == [
+        "bf16 context_tokens=1024",
+        "bf16 context_tokens=4096",
+        "nvfp4 context_tokens=1024",
+        "nvfp4 context_tokens=4096",
+    ]
+    groups = "model: mixtral-8x7b\ngroups:\n- {measure: {cache: cold}}\n- {measure: {cache: warm}}\n"
+    assert len(set(cell_labels(planned(groups)).values())) == 2
+
+
 def test_labels_are_unique_in_every_suite_and_quick():
     text = product_of({"workload.seed": range(100), "workload.tokens_per_rank": range(20)})
     cells = planned(text)

@@ -6,6 +6,7 @@ from typing import Any
 from workbench.spec.base import size_text
 from workbench.spec.block import Reader
 from workbench.spec.errors import Problem, SpecError
+from workbench.spec.raw import leaves
 from workbench.spec.resolve import resolve_cell
 from workbench.spec.scenario import Cell
 from workbench.spec.scenario_file import ScenarioFile
@@ -78,14 +79,33 @@ def cell_label(cell: Cell, siblings: Sequence[Cell] | None = None) -> str:
 
 
 def cell_labels(cells: Sequence[Cell]) -> dict[str, str]:
-    """Labels by cell id for a whole plan: the fewest usual parts that tell its cells apart."""
+    """Labels by cell id for a whole plan: the fewest usual parts that tell its cells apart, then any other field."""
     chosen: list[str] = []
     rows: list[tuple[str, ...]] = [()] * len(cells)
     for name, part in _PARTS.items():
         longer = [(*row, part(cell)) for row, cell in zip(rows, cells, strict=True)]
         if len(set(longer)) > len(set(rows)):
             chosen, rows = [*chosen, name], longer
-    return {cell.cell_id: _label(cell, chosen or _USUAL) for cell in cells}
+    others = _other_fields(cells, rows) if len(set(rows)) < len(cells) else [()] * len(cells)
+    return {
+        cell.cell_id: " ".join((_label(cell, chosen or _USUAL), *more))
+        for cell, more in zip(cells, others, strict=True)
+    }
+
+
+def _other_fields(cells: Sequence[Cell], rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The fields without a part of their own that tell apart what ``rows`` leaves alike, as ``context_tokens=4096``."""
+    flat = [
+        {".".join(keys): value for keys, value in leaves(cell.model_dump(mode="json", exclude=_NAMES)).items()}
+        for cell in cells
+    ]
+    said: list[tuple[str, ...]] = [()] * len(cells)
+    for path in dict.fromkeys(path for fields in flat for path in fields):
+        texts = [f"{path.rpartition('.')[2]}={fields.get(path)}" for fields in flat]
+        longer = [(*row, text) for row, text in zip(rows, texts, strict=True)]
+        if len(set(longer)) > len(set(rows)):
+            rows, said = longer, [(*words, text) for words, text in zip(said, texts, strict=True)]
+    return said
 
 
 def _label(cell: Cell, names: Sequence[str]) -> str:
@@ -136,4 +156,5 @@ _PARTS: dict[str, Callable[[Cell], str]] = {
     "method": lambda cell: cell.method,
     "group": lambda cell: cell.group,
 }
+_NAMES = {"cell_id", "scenario", "group", "model"}
 _USUAL = ("model", "scope", "hardware", "ep", "precision", "tokens", "strategy")
