@@ -47,6 +47,10 @@ def run(
         str | None, typer.Option("--resume", metavar="RUN", help="Finish this run; its own plan if no SCENARIO.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and go on in the background.")] = False,
+    profile: Annotated[
+        bool,
+        typer.Option("--profile", help="Keep a torch profiler trace of each measured cell, made after its samples."),
+    ] = False,
     form: Annotated[Format, typer.Option("--format", help="A table, or strict JSON.")] = Format.TABLE,
     yes: Annotated[bool, typer.Option("--yes", help="Run more than 10,000 cells.")] = False,
 ) -> None:
@@ -56,7 +60,7 @@ def run(
     files = _load(scenario or [], engine=engine, overrides=overrides or [])
     cells = _plan(files, yes=yes)
     if detach:
-        _detach(files, cells, results=results, address=address, resume=resume, form=form)
+        _detach(files, cells, results=results, address=address, resume=resume, profile=profile, form=form)
         return
     from workbench.orchestrate.execute import execute
 
@@ -69,6 +73,7 @@ def run(
         address=address,
         resume=resume,
         console=talk,
+        profile=profile,
     )
     _report(summary, results=results, form=form, talk=talk)
     raise typer.Exit(summary.exit_status)
@@ -129,6 +134,7 @@ def _detach(
     results: Path,
     address: str | None,
     resume: str | None,
+    profile: bool,
     form: Format,
 ) -> None:
     """The folder and the plan are made here, so that what cannot be is refused here; a child resumes the run."""
@@ -147,6 +153,7 @@ def _detach(
         extend_run(folder, cells)
     command = [sys.executable, "-m", "workbench.cli.main", "run", "--resume", str(folder.path.resolve())]
     command += ["--address", address] if address is not None else []
+    command += ["--profile"] if profile else []
     with (folder.path / "driver.log").open("ab") as log:
         subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=_child_environment()
@@ -165,6 +172,7 @@ def _child_environment() -> dict[str, str]:
 
 
 def _report(summary: "RunSummary", *, results: Path, form: Format, talk: Console) -> None:
+    from workbench.orchestrate.execute import PROFILES
     from workbench.report.terminal import print_table
     from workbench.store.reader import read_table
     from workbench.store.run_folder import RunFolder
@@ -186,6 +194,8 @@ def _report(summary: "RunSummary", *, results: Path, form: Format, talk: Console
         counts = ", ".join(f"{number} {status}" for status, number in summary.counts.items() if number)
         out.print(f"{counts or 'no cell'} of run {summary.run_id}", markup=False, soft_wrap=True)
         out.print(f"results: {summary.path}", markup=False, soft_wrap=True)
+        if (summary.path / PROFILES).is_dir():
+            out.print(f"traces:  {summary.path / PROFILES}", markup=False, soft_wrap=True)
         out.print(f"report:  moe-workbench report {summary.run_id}{where} -o report.html", markup=False, soft_wrap=True)
     if summary.status == "stopped":
         left = f"{summary.num_left} cell{'s' if summary.num_left != 1 else ''} left"

@@ -21,6 +21,8 @@ from workbench.store.reader import read_table
 from workbench.store.run_folder import RunFolder, create_run, open_run
 from workbench.store.writer import Writer
 
+PROFILES = "profiles"
+"""Folder of a run that holds traces, ``<cell id>.json.gz`` each."""
 Event = Callable[[Mapping[str, Any]], None]
 Finished = Generator[tuple[Cell, Outcome], None, None]
 
@@ -73,11 +75,13 @@ def execute(
     console: Console | None = None,
     session: Session | None = None,
     allowance_s: float | None = None,
+    profile: bool = False,
 ) -> RunSummary:
     """Run ``cells`` into a new folder of ``results_dir``, or finish the run ``resume`` (no cells: those of its plan).
 
     ``session`` is a Ray session to use instead of opening one; ``allowance_s`` replaces the time a measured cell may
-    take beyond its sampling. Raises ValueError for a folder or an address that cannot be used.
+    take beyond its sampling; ``profile`` keeps a trace of each measured cell in the run's folder ``profiles``. Raises
+    ValueError for a folder or an address that cannot be used.
     """
     if address is not None and session is None:
         check_address(address)
@@ -94,7 +98,7 @@ def execute(
         run = open_run(results_dir, resume)
         wanted = extend_run(run, wanted)
         address = address or run.manifest().get("address")
-    driver = _Driver(run, address=address, session=session, console=console, allowance_s=allowance_s)
+    driver = _Driver(run, address=address, session=session, console=console, allowance_s=allowance_s, profile=profile)
     return driver.drive(wanted, on_event)
 
 
@@ -121,12 +125,14 @@ class _Driver:
         session: Session | None,
         console: Console | None,
         allowance_s: float | None,
+        profile: bool,
     ) -> None:
         self._run = run
         self._address = address
         self._session = session
         self._console = console
         self._allowance_s = allowance_s
+        self._profiles = run.path / PROFILES if profile else None
         self._stop = StopRequest(run.stop_path)
 
     def drive(self, wanted: list[Cell], on_event: Event | None) -> RunSummary:
@@ -170,6 +176,8 @@ class _Driver:
         """Simulated cells first, while the first gang starts, so that none disturbs a measurement."""
         simulated = [cell for cell in pending if cell.engine == "simulate"]
         measured = [cell for cell in pending if cell.engine != "simulate"]
+        if self._profiles is not None and not measured:
+            progress.note("no cell of this run is measured, so there is nothing to profile")
         if not measured and len(simulated) < FEW:
             yield from simulate_here(simulated)
             return
@@ -211,7 +219,7 @@ class _Driver:
             else:
                 yield from simulate_in_tasks(session, simulated, should_stop=self._stop)
             if not self._stop():
-                yield from measure_cells(ranks, ordered)
+                yield from measure_cells(ranks, ordered, profiles=self._profiles)
         finally:
             ranks.end()
 

@@ -1,7 +1,9 @@
 """Measured cells: which gang runs them, and how a cell ends when its gang does not survive it."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workbench.orchestrate.actor import RankFailure, Task
@@ -149,11 +151,25 @@ def measured_rank(context: "RankContext", cell: Cell) -> Any:
     return run_rank(cell, context)
 
 
-def measure_cells(ranks: Ranks, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
-    """Measure cells one after another, each with every rank of its gang. Raises Stopped."""
+def profiled_rank(context: "RankContext", cell: Cell) -> Any:
+    """``measured_rank`` that keeps a trace too."""
+    from workbench.run.measured import run_rank
+
+    return run_rank(cell, context, profile=True)
+
+
+def measure_cells(
+    ranks: Ranks, cells: Sequence[Cell], *, profiles: Path | None = None
+) -> Iterator[tuple[Cell, Outcome]]:
+    """Measure cells one after another, each with every rank of its gang. Raises Stopped.
+
+    With ``profiles`` the trace of each cell's first rank goes into that folder.
+    """
     for cell in cells:
-        answers = ranks.measure(cell, measured_rank)
+        answers = ranks.measure(cell, measured_rank if profiles is None else profiled_rank)
         outcome = answers if isinstance(answers, Outcome) else _merge(cell, answers)
+        if profiles is not None and not isinstance(answers, Outcome):
+            _keep_trace(profiles, cell, answers)
         if outcome.record.status == "error":
             ranks.renew()
         yield cell, _with_placement(cell, outcome, ranks.gang)
@@ -168,6 +184,17 @@ def _merge(cell: Cell, reports: list[Any]) -> Outcome:
         return merge_hybrid(cell, outcome) if cell.engine == "hybrid" and outcome.record.status == "ok" else outcome
     except Exception as error:
         return failed(cell, f"{type(error).__name__}: {error}")
+
+
+def _keep_trace(profiles: Path, cell: Cell, reports: list[Any]) -> None:
+    trace = next((report.trace for report in reports if report.trace is not None), None)
+    if trace is None:
+        return
+    profiles.mkdir(exist_ok=True)
+    path = profiles / f"{cell.cell_id}.json.gz"
+    part = path.with_suffix(".part")
+    part.write_bytes(trace)
+    os.replace(part, path)
 
 
 def _with_placement(cell: Cell, outcome: Outcome, gang: Gang | None) -> Outcome:

@@ -22,13 +22,14 @@ class PeerFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a gang. With ``world`` 1 no process group is open and nothing is sent."""
+    """One rank of a gang. With ``world`` 1 no process group is open and nothing is sent. ``profile``: keep a trace."""
 
     rank: int
     world: int
     device: torch.device
     transport: TorchTransport
     hardware_name: str
+    profile: bool = False
 
     def gather(self, values: Sequence[float]) -> np.ndarray:
         """The values of every rank as [world, n] float64; all ranks must give equally many."""

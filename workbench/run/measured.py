@@ -2,6 +2,7 @@
 
 import time
 import traceback
+from dataclasses import replace
 
 import torch
 
@@ -26,12 +27,13 @@ OFFLOADED_SCOPES = ("layer", "layer_no_router")
 FORM_FACTORS = ("sxm", "pcie", "nvl72")
 
 
-def run_rank(cell: Cell, context: RankContext) -> RankReport:
+def run_rank(cell: Cell, context: RankContext, *, profile: bool = False) -> RankReport:
     """This rank's part of the cell. Every rank of the gang must be called with the same cell.
 
     What a cell cannot have comes back as a report with its status; an exception of the collectives (a rank is gone,
-    a wait timed out) is raised to the caller.
+    a wait timed out) is raised to the caller. With ``profile`` the first rank's report holds a trace.
     """
+    context = replace(context, profile=profile)
     mismatch = _wrong_hardware(cell, context)
     if mismatch:
         return RankReport(context.rank, "infeasible", mismatch)

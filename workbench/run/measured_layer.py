@@ -20,6 +20,7 @@ from workbench.run.peer import Peer, find_peer, with_peer
 from workbench.run.prepare import Prepared, backend_of, prepare_layer, recipe_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
+from workbench.run.trace import trace_of
 from workbench.spec.scenario import Cell
 
 STAGE_PASSES = 5
@@ -56,6 +57,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         **wire_fields(counters),
         **work_fields(cell, prepared, context),
         **peer_fields,
+        trace=trace_of(context, run.stages),
     )
 
 

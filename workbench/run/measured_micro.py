@@ -23,6 +23,7 @@ from workbench.run.graph import capture
 from workbench.run.prepare import backend_of, recipe_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
+from workbench.run.trace import trace_of
 from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import AllToAllScope, Cell, GroupedGemmScope, QuantizeScope
 
@@ -73,6 +74,7 @@ def measure_micro(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         graph=graphed is not None,
         peak_memory_bytes=context.peak_memory_bytes(),
         hardware_name=context.hardware_name,
+        trace=trace_of(context, lambda: [(micro.stage, micro.step)]),
         **micro.fields,
     )
 

@@ -16,6 +16,7 @@ from workbench.run.measured_layer import pairs_per_expert, stage_medians, stage_
 from workbench.run.prepare import Prepared, backend_of, recipe_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
+from workbench.run.trace import trace_of
 from workbench.run.train_check import check_gradients
 from workbench.run.train_prepare import prepare_train, with_choices
 from workbench.run.train_step import TrainRun
@@ -60,6 +61,7 @@ def measure_train(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         math_path=_math_path(cell, context),
         **wire_fields(counters),
         **_work_fields(cell, prepared),
+        trace=trace_of(context, run.stages),
     )
 
 

@@ -32,6 +32,7 @@ from workbench.run.measured_layer import math_path_of, stage_medians, stage_pass
 from workbench.run.prepare import BACKENDS, Prepared, encode_experts, place_experts, prepare_layer
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
+from workbench.run.trace import trace_of
 from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import Cell
 
@@ -87,6 +88,7 @@ def measure_offloaded(cell: Cell, context: RankContext, *, clock: Clock, started
         **fields,
         **wire_fields(counters),
         **_mean_work(cell, whole, context),
+        trace=trace_of(context, whole.stages),
     )
 
 

@@ -47,3 +47,4 @@ class RankReport:
     stall_us: float | None = None
     offload_bytes: int | None = None
     flags: tuple[str, ...] = ()
+    trace: bytes | None = field(default=None, repr=False)
