@@ -13,6 +13,9 @@ SCORES = {
     "sigmoid_group": "sigmoid",
     "softmax_group": "softmax",
     "switch": "softmax",
+    "batch_prioritized": "softmax",
+    "expert_choice": "softmax",
+    "hash": "constant",
     "random": "constant",
 }
 """Router -> what its weights are made of: softmax or sigmoid of all logits, softmax of the selected, or nothing."""
@@ -23,7 +26,7 @@ def router_weights(
 ) -> Tensor:
     """[T, K] weights that ``ROUTERS[kind]`` gives the experts ``ids_TK`` (-1: weight 0), through which autograd flows.
 
-    A normalised row of zeros stays zeros. Raises ValueError for a router without a gradient here.
+    A normalised row of zeros stays zeros, and what is dropped before is left out of the sum. Raises ValueError for a router without a gradient here.
     """
     if kind not in SCORES:
         raise ValueError(f"router: {kind!r} has no gradient here; known: {', '.join(SCORES)}")

@@ -223,22 +223,25 @@ ROUTED = {
     "sigmoid_group": {"norm_topk": True, "routed_scaling": 2.5},
     "softmax_group": {"norm_topk": False, "routed_scaling": 16.0},
     "switch": {},
+    "batch_prioritized": {},
+    "expert_choice": {},
+    "hash": {},
     "random": {},
 }
+DRAWN = {"random": {"seed": 1}, "hash": {"token_ids": torch.arange(12)}}
 
 
 @pytest.mark.parametrize("kind", ROUTED)
 def test_router_weights_equal_the_router_and_have_its_gradient(kind):
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(12, 8, generator=generator)
-    more = {"seed": 1} if kind == "random" else {}
-    routing = ROUTERS[kind](logits, top_k=3, **ROUTED[kind], **more)
-    if kind == "switch":
+    routing = ROUTERS[kind](logits, top_k=3, **ROUTED[kind], **DRAWN.get(kind, {}))
+    if kind in ("switch", "batch_prioritized", "expert_choice"):
         assert (routing.ids < 0).any()
     got = router_weights(logits, routing.ids, kind=kind, **ROUTED[kind])
     torch.testing.assert_close(got, routing.weights, rtol=1e-5, atol=1e-7)
     leaf = logits.double().requires_grad_()
-    if kind == "random":
+    if kind in DRAWN:
         assert not router_weights(leaf, routing.ids, kind=kind).requires_grad
     else:
         assert torch.autograd.gradcheck(lambda x: router_weights(x, routing.ids, kind=kind, **ROUTED[kind]), leaf)

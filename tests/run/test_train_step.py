@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from tests.run.rank_gang import cell, model, run_gang
 from workbench.balance.placement import expert_map_of
@@ -20,6 +21,7 @@ from workbench.run.prepare import prepare_layer
 from workbench.run.train_prepare import slots_dealt, train_recipe_of
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import PRECISIONS, NumberFormat
+from workbench.spec.router import Router
 from workbench.spec.scenario import LayerScope
 from workbench.workload.traffic import route_all
 
@@ -163,6 +165,24 @@ def test_what_cannot_be_trained_says_why(change, reason):
     report = run_rank(step(ranks=1).model_copy(update=change), context)
     assert report.status == "unsupported"
     assert reason in report.reason
+
+
+@pytest.mark.parametrize("router", ["expert_choice", "batch_prioritized", "switch", "hash"])
+def test_routers_that_drop_or_have_no_gate(router):
+    """Tokens with fewer experts than columns, or with none, and weights that do not depend on a gate."""
+    context = open_context(rank=0, world=1, device_type="cpu", ranks_per_node=1)
+    one = step(ranks=1, tokens=16).model_copy(update={"router": TypeAdapter(Router).validate_python(router)})
+    record = merge_reports(one, [run_rank(one, context)]).record
+    assert record.status == "ok", record.reason
+    assert 0 < record.grad_rel_error < 0.02
+
+
+def test_a_router_without_a_gradient_says_so():
+    context = open_context(rank=0, world=1, device_type="cpu", ranks_per_node=1)
+    one = step(ranks=1).model_copy(update={"router": TypeAdapter(Router).validate_python("cosine")})
+    report = run_rank(one, context)
+    assert report.status == "unsupported"
+    assert "cosine has no gradient in scope train_step" in report.reason
 
 
 def test_gradients_left_out_are_e5m2_beside_e4m3():
