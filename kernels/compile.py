@@ -39,6 +39,7 @@ def compile_kernel(
     multiples_of_16: Collection[str] = (),
     num_warps: int = 4,
     num_stages: int = 3,
+    max_registers: int = 0,
 ) -> Compiled:
     """Compile with triton's own ptxas.
 
@@ -53,7 +54,7 @@ def compile_kernel(
         built = triton.compile(
             source,
             target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": num_warps, "num_stages": num_stages},
+            options={"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers or None},
         )
     except Exception as error:
         raise ValueError(f"{kernel.__name__} does not compile for sm_{capability}: {error}") from error
@@ -133,6 +134,7 @@ def compile_expert_gemm(
         multiples_of_16=strides,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        max_registers=tile.max_registers,
     )
 
 

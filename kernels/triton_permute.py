@@ -11,12 +11,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.grouped_gemm.triton_gemm import block_table
-from kernels.permute import max_blocks, sort_by_expert
+from kernels.permute import max_blocks
 from kernels.triton_rows import storable
 
 PAIRS, CHUNK, ENTRIES = 32, 256, 32
-# Comparing every pair with every other beats torch's sort, of about ten launches, up to here.
-MAX_COMPARED_PAIRS = 8192
+# Comparing every pair with every other takes one launch, counting takes three; it grows with the square of the pairs.
+MAX_COMPARED_PAIRS = 2048
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,87 @@ def plan_kernel(
             rival = tl.load(ids_ptr + other, mask=other < num_pairs, other=-1).to(tl.int32)
             rival = tl.where(rival < 0, padded_groups - 1, rival)
             counts += tl.histogram(rival, padded_groups)
-        group = tl.arange(0, padded_groups)
-        counts = tl.where(group < num_experts, counts, 0)
-        last = tl.cumsum(counts, 0)
-        if pid == pair_programs:
-            tl.store(offsets_ptr + group + 1, last.to(tl.int64), mask=group < num_experts)
-            tl.store(offsets_ptr + group, (last - counts).to(tl.int64), mask=group == 0)
-        blocks = (counts + block_m - 1) // block_m
-        ends = tl.cumsum(blocks, 0)
-        entry = (pid - pair_programs) * entries + tl.arange(0, entries)
-        found = (entry[:, None] >= (ends - blocks)[None, :]) & (entry[:, None] < ends[None, :])
-        expert = tl.sum(tl.where(found, group[None, :] + 1, 0), 1) - 1
-        start = (last - counts)[None, :] + (entry[:, None] - (ends - blocks)[None, :]) * block_m
-        tl.store(experts_ptr + entry, expert, mask=entry < num_entries)
-        tl.store(starts_ptr + entry, tl.sum(tl.where(found, start, 0), 1).to(tl.int64), mask=entry < num_entries)
+        write_table(
+            counts, pid - pair_programs, offsets_ptr, experts_ptr, starts_ptr, num_entries, num_experts, padded_groups,
+            block_m, entries,
+        )  # fmt: skip
+
+
+@triton.jit
+def write_table(
+    counts, program, offsets_ptr, experts_ptr, starts_ptr, num_entries, num_experts, padded_groups: tl.constexpr,
+    block_m: tl.constexpr, entries: tl.constexpr,
+):  # fmt: skip
+    """From the rows of every group, [G]: offsets (the first program), and this program's entries of the block table."""
+    group = tl.arange(0, padded_groups)
+    counts = tl.where(group < num_experts, counts, 0)
+    last = tl.cumsum(counts, 0)
+    if program == 0:
+        tl.store(offsets_ptr + group + 1, last.to(tl.int64), mask=group < num_experts)
+        tl.store(offsets_ptr + group, (last - counts).to(tl.int64), mask=group == 0)
+    blocks = (counts + block_m - 1) // block_m
+    ends = tl.cumsum(blocks, 0)
+    entry = program * entries + tl.arange(0, entries)
+    found = (entry[:, None] >= (ends - blocks)[None, :]) & (entry[:, None] < ends[None, :])
+    expert = tl.sum(tl.where(found, group[None, :] + 1, 0), 1) - 1
+    start = (last - counts)[None, :] + (entry[:, None] - (ends - blocks)[None, :]) * block_m
+    tl.store(experts_ptr + entry, expert, mask=entry < num_entries)
+    tl.store(starts_ptr + entry, tl.sum(tl.where(found, start, 0), 1).to(tl.int64), mask=entry < num_entries)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_experts"])
+def count_kernel(ids_ptr, counts_ptr, num_pairs, num_experts, padded_groups: tl.constexpr, chunk: tl.constexpr):
+    """Rows of every group in this program's pairs, [B, G]; ids of -1 are the group ``num_experts``."""
+    mine = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    key = tl.load(ids_ptr + mine, mask=mine < num_pairs, other=-1).to(tl.int32)
+    key = tl.where(mine < num_pairs, tl.where(key < 0, num_experts, key), padded_groups - 1)
+    counts = tl.histogram(key, padded_groups)
+    tl.store(counts_ptr + tl.program_id(0) * padded_groups + tl.arange(0, padded_groups), counts)
+
+
+@triton.jit(do_not_specialize=["num_chunks"])
+def scan_kernel(counts_ptr, totals_ptr, num_chunks, padded_groups: tl.constexpr, groups: tl.constexpr):
+    """Counts [B, G] become the rows of the chunks before, and ``totals`` [G] their sums."""
+    group = tl.program_id(0) * groups + tl.arange(0, groups)
+    before = tl.zeros((groups,), dtype=tl.int32)
+    for first in range(0, num_chunks, 64):
+        chunk = first + tl.arange(0, 64)
+        pointers = counts_ptr + chunk[:, None] * padded_groups + group[None, :]
+        counts = tl.load(pointers, mask=(chunk < num_chunks)[:, None], other=0)
+        tl.store(pointers, before[None, :] + tl.cumsum(counts, 0) - counts, mask=(chunk < num_chunks)[:, None])
+        before += tl.sum(counts, 0)
+    tl.store(totals_ptr + group, before)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "num_entries", "pair_programs", "num_experts"])
+def place_kernel(
+    ids_ptr, counts_ptr, totals_ptr, order_ptr, offsets_ptr, experts_ptr, starts_ptr,
+    num_pairs, num_entries, pair_programs, num_experts,
+    padded_groups: tl.constexpr, block_m: tl.constexpr, chunk: tl.constexpr, entries: tl.constexpr,
+):  # fmt: skip
+    """``plan_kernel`` for many pairs: a pair comes after the smaller groups, and after its own in earlier chunks."""
+    pid = tl.program_id(0)
+    totals = tl.load(totals_ptr + tl.arange(0, padded_groups))
+    if pid < pair_programs:
+        lane = tl.arange(0, chunk)
+        mine = pid * chunk + lane
+        key = tl.load(ids_ptr + mine, mask=mine < num_pairs, other=-1).to(tl.int32)
+        key = tl.where(key < 0, num_experts, key)
+        smaller = tl.arange(0, padded_groups)[None, :] < key[:, None]
+        place = tl.sum(tl.where(smaller, totals[None, :], 0), 1)
+        place += tl.load(counts_ptr + pid * padded_groups + key)
+        for first in range(0, chunk, 32):
+            other = pid * chunk + first + tl.arange(0, 32)
+            rival = tl.load(ids_ptr + other, mask=other < num_pairs, other=-1).to(tl.int32)
+            rival = tl.where(rival < 0, num_experts, rival)
+            earlier = (rival[None, :] == key[:, None]) & (other[None, :] < mine[:, None])
+            place += tl.sum(earlier.to(tl.int32), 1)
+        tl.store(order_ptr + place, mine.to(tl.int64), mask=mine < num_pairs)
+    else:
+        write_table(
+            totals, pid - pair_programs, offsets_ptr, experts_ptr, starts_ptr, num_entries, num_experts, padded_groups,
+            block_m, entries,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -114,21 +181,31 @@ def plan_pairs(ids_TK: Tensor, num_experts: int, *, block_m: int) -> RowPlan:
     ids = ids_TK.reshape(-1)
     if 4 * num_pairs <= num_experts:
         return RowPlan(experts=ids, direct=True)
-    if num_pairs > MAX_COMPARED_PAIRS:
-        perm = sort_by_expert(ids_TK, num_experts, keep_dropped=True)
-        experts, starts = block_table(perm.offsets, num_rows=num_pairs, block=block_m)
-        return RowPlan(experts, perm.order, perm.offsets, starts)
     num_entries = max_blocks(num_pairs, num_experts, block_m)
     order, starts = (torch.empty(n, dtype=torch.int64, device=device) for n in (num_pairs, num_entries))
     offsets = torch.empty(num_experts + 1, dtype=torch.int64, device=device)
     experts = torch.empty(num_entries, dtype=torch.int32, device=device)
-    pair_programs = triton.cdiv(num_pairs, PAIRS)
-    plan_kernel[(pair_programs + triton.cdiv(num_entries, ENTRIES),)](
-        ids, order, offsets, experts, starts, num_pairs, num_entries, pair_programs, num_experts,
-        padded_groups=triton.next_power_of_2(num_experts + 1), block_m=block_m, pairs=PAIRS, chunk=CHUNK,
-        entries=ENTRIES,
-    )  # fmt: skip
+    compared = num_pairs <= MAX_COMPARED_PAIRS
+    pairs, entries = PAIRS if compared else CHUNK, triton.cdiv(num_entries, ENTRIES)
+    programs, results = triton.cdiv(num_pairs, pairs), (order, offsets, experts, starts)
+    numbers = (num_pairs, num_entries, programs, num_experts)
+    sizes = {"padded_groups": triton.next_power_of_2(num_experts + 2), "block_m": block_m, "entries": ENTRIES}
+    with torch.cuda.device_of(ids):
+        if compared:
+            plan_kernel[(programs + entries,)](ids, *results, *numbers, pairs=PAIRS, chunk=CHUNK, **sizes)
+        else:
+            counted = _count(ids, programs, num_experts, sizes["padded_groups"])
+            place_kernel[(programs + entries,)](ids, *counted, *results, *numbers, chunk=CHUNK, **sizes)
     return RowPlan(experts, order, offsets, starts)
+
+
+def _count(ids: Tensor, chunks: int, num_experts: int, groups: int) -> tuple[Tensor, Tensor]:
+    """Rows of every group in the chunks before each chunk, int32 [B, G], and in all, int32 [G]."""
+    counts = torch.empty(chunks, groups, dtype=torch.int32, device=ids.device)
+    totals = torch.empty(groups, dtype=torch.int32, device=ids.device)
+    count_kernel[(chunks,)](ids, counts, ids.numel(), num_experts, padded_groups=groups, chunk=CHUNK)
+    scan_kernel[(triton.cdiv(groups, 16),)](counts, totals, chunks, padded_groups=groups, groups=min(16, groups))
+    return counts, totals
 
 
 def plan_sorted(offsets: Tensor, *, num_rows: int, block_m: int) -> RowPlan:

@@ -64,6 +64,7 @@ def expert_gemm(
         "num_stages": tile.num_stages,
         "num_warps": tile.num_warps,
     }
+    common |= {"maxnreg": tile.max_registers} if tile.max_registers else {}
     limits = (float(activation.alpha), float(activation.limit))
     launch = _launch_packed if isinstance(weights, PackedWeights) else _launch_dense
     if out.numel():

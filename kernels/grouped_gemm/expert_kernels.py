@@ -294,7 +294,7 @@ def dense_expert_kernel(
         w = tl.load(w_ptrs, mask=wanted[:, None] & k_mask[None, :], other=0.0)
         if scaling == "block":
             a_scale = tl.load(a_scale_ptrs + step, mask=present, other=0.0)
-            acc = _add_scaled(acc, a, w, a_scale, w_scale, tile_scale, swap, widen)
+            acc += _product(a, w, swap, widen) * _scale_of(a_scale, w_scale, tile_scale, swap)
             # The next scale is asked for a step ahead, as a lone number is not copied ahead by itself.
             next_group = tl.minimum(step + 1, scale_groups - 1)
             w_scale = tl.load(w_scale_ptrs + next_group)
@@ -303,7 +303,7 @@ def dense_expert_kernel(
         if gated:
             w = tl.load(up_ptrs, mask=wanted[:, None] & k_mask[None, :], other=0.0)
             if scaling == "block":
-                acc_up = _add_scaled(acc_up, a, w, a_scale, up_scale, tile_scale, swap, widen)
+                acc_up += _product(a, w, swap, widen) * _scale_of(a_scale, up_scale, tile_scale, swap)
                 up_scale = tl.load(up_scale_ptrs + next_group)
             else:
                 acc_up = _add(acc_up, a, w, swap, widen)
@@ -335,14 +335,18 @@ def _add(acc, a, w, swap: tl.constexpr, widen: tl.constexpr):
 
 
 @triton.jit
-def _add_scaled(acc, a, w, a_scale, w_scale, tile_scale: tl.constexpr, swap: tl.constexpr, widen: tl.constexpr):
+def _product(a, w, swap: tl.constexpr, widen: tl.constexpr):
     if widen:
         a = a.to(tl.float32)
         w = w.to(tl.float32)
+    return tl.dot(w, tl.trans(a)) if swap else tl.dot(a, tl.trans(w))
+
+
+@triton.jit
+def _scale_of(a_scale, w_scale, tile_scale: tl.constexpr, swap: tl.constexpr):
+    """The factor of a product, broadcast to its rows and columns."""
     if swap:
-        product = tl.dot(w, tl.trans(a))
         factor = (a_scale * w_scale)[None, :] if tile_scale else w_scale[:, None] * a_scale[None, :]
     else:
-        product = tl.dot(a, tl.trans(w))
         factor = (a_scale * w_scale)[:, None] if tile_scale else a_scale[:, None] * w_scale[None, :]
-    return acc + product * factor
+    return factor

@@ -11,7 +11,7 @@ from kernels.tuned import load_table
 @dataclass(frozen=True)
 class Tile:
     """Block sizes, launch shape, how many row blocks share a column block's weights before the next (L2 reuse), and
-    whether the weights are the first operand of the product.
+    whether the weights are the first operand of the product. ``max_registers`` a thread: 0 leaves it to the compiler.
     """
 
     block_m: int
@@ -21,6 +21,7 @@ class Tile:
     num_stages: int
     group_m: int
     swap: bool = False
+    max_registers: int = 0
 
 
 # Weight format -> (largest mean rows an expert, tile), ascending; the last entry takes the rest.

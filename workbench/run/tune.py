@@ -26,9 +26,10 @@ from kernels.recipes import RECIPES
 
 PRECISIONS = {"bf16": "bf16", "e4m3_block": "fp8_block", "mxfp4": "mxfp4_w4a16", "nvfp4": "nvfp4_w4a16"}
 """Weight format -> the precision that it is tuned in."""
-SIZES = ((7168, 2048, False), (4096, 1536, False), (2880, 2880, True))
-"""(hidden, intermediate, gpt-oss's activation and biases) of DeepSeek-V3, Qwen3-235B and gpt-oss."""
-NUM_EXPERTS, TOP_K = 64, 8
+SIZES = ((7168, 2048, 8, False), (4096, 1536, 8, False), (2880, 2880, 4, True))
+"""(hidden, intermediate, top-k, gpt-oss's activation and biases) of DeepSeek-V3, Qwen3-235B and gpt-oss."""
+NUM_EXPERTS, FEW_EXPERTS = 64, 8
+Size = tuple[int, int, int, bool]
 MEAN_ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
 Times = dict[tuple[int, Tile], list[float]]
 
@@ -43,7 +44,7 @@ def require_gpu() -> tuple[str, tuple[int, int]]:
 def tune(formats: Iterable[str] = tuple(PRECISIONS), *, say: Callable[[str], None] = print) -> dict[str, Any]:
     """The table of this GPU (see ``kernels.tuned``); a format that it cannot run is left out, and said."""
     name, capability = require_gpu()
-    tiles = {}
+    chosen = []
     for weights_format in formats:
         if weights_format not in PRECISIONS:
             raise ValueError(f"tune: {weights_format!r} is not tuned; known: {', '.join(PRECISIONS)}")
@@ -51,9 +52,10 @@ def tune(formats: Iterable[str] = tuple(PRECISIONS), *, say: Callable[[str], Non
         reason = triton_unsupported(least, device_type="cuda", capability=capability)
         if reason:
             say(f"{weights_format}: {reason}")
-            continue
-        compile_ahead(weights_format)
-        tiles[weights_format] = _tune_format(weights_format, say)
+        else:
+            chosen.append(weights_format)
+    compile_ahead(chosen)
+    tiles = {weights_format: _tune_format(weights_format, say) for weights_format in chosen}
     return {"gpu": name, "date": datetime.now(UTC).date().isoformat(), "versions": _versions(), "tiles": tiles}
 
 
@@ -85,7 +87,7 @@ def _tune_format(weights_format: str, say: Callable[[str], None]) -> list[tuple[
     for size in SIZES:
         experts = _experts(weights_format, size, num_experts=NUM_EXPERTS)
         for mean_rows, times in measured.items():
-            _measure(experts, mean_rows, times)
+            _measure(experts, mean_rows, times, top_k=size[2])
         del experts
         torch.cuda.empty_cache()
     rows: list[tuple[Any, ...]] = []
@@ -114,8 +116,8 @@ def choose_pair(first: Times, second: Times) -> tuple[float, Tile, Tile]:
     return min(pairs, key=lambda pair: pair[0])
 
 
-def _experts(weights_format: str, size: tuple[int, int, bool], *, num_experts: int) -> ExpertWeights:
-    hidden, width, gpt_oss = size
+def _experts(weights_format: str, size: Size, *, num_experts: int) -> ExpertWeights:
+    hidden, width, _, gpt_oss = size
     generator = torch.Generator("cuda").manual_seed(1)
 
     def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -133,14 +135,13 @@ def _experts(weights_format: str, size: tuple[int, int, bool], *, num_experts: i
     )
 
 
-def _steps(experts: ExpertWeights, mean_rows: int) -> Callable[[int, Tile], Callable[[], Any]]:
+def _steps(experts: ExpertWeights, mean_rows: int, *, top_k: int) -> Callable[[int, Tile], Callable[[], Any]]:
     """``(1 or 2, tile) -> call`` of gemm1 or gemm2 on routed random tokens."""
     from kernels.fused import quantise_middle, quantise_tokens
     from kernels.grouped_gemm.expert_gemm import expert_gemm
     from kernels.triton_permute import plan_pairs
 
-    num_experts, num_tokens = experts.num_experts, max(1, mean_rows * experts.num_experts // TOP_K)
-    top_k = min(TOP_K, num_experts)
+    num_experts, num_tokens = experts.num_experts, max(1, mean_rows * experts.num_experts // top_k)
     generator = torch.Generator("cuda").manual_seed(mean_rows)
     scores = torch.rand(num_tokens, num_experts, generator=generator, device="cuda")
     weights, ids = scores.topk(top_k, dim=1)
@@ -161,10 +162,10 @@ def _steps(experts: ExpertWeights, mean_rows: int) -> Callable[[int, Tile], Call
     return step
 
 
-def _measure(experts: ExpertWeights, mean_rows: int, times: tuple[Times, Times]) -> None:
+def _measure(experts: ExpertWeights, mean_rows: int, times: tuple[Times, Times], *, top_k: int) -> None:
     from triton.runtime.errors import OutOfResources
 
-    step = _steps(experts, mean_rows)
+    step = _steps(experts, mean_rows, top_k=top_k)
     for which, tiles in enumerate(candidates(experts.w13.format, mean_rows), 1):
         for tile in tiles:
             try:
@@ -193,10 +194,11 @@ def _time_us(step: Callable[[], Any], *, repeats: int) -> float:
     return statistics.median(samples)
 
 
-def compile_ahead(weights_format: str) -> None:
+def compile_ahead(formats: Iterable[str]) -> None:
     """Compile every candidate in processes of their own into Triton's cache; the measuring then finds them there."""
     jobs = [
         (weights_format, size, which, tile)
+        for weights_format in formats
         for size in SIZES
         for which in (1, 2)
         for tile in dict.fromkeys(t for rows in MEAN_ROWS for t in candidates(weights_format, rows)[which - 1])
@@ -210,16 +212,17 @@ def compile_ahead(weights_format: str) -> None:
         process.join()
 
 
-def _compile(jobs: list[tuple[str, tuple[int, int, bool], int, Tile]]) -> None:
+def _compile(jobs: list[tuple[str, Size, int, Tile]]) -> None:
     from triton.runtime.errors import OutOfResources
 
     made: dict[Any, Callable[[int, Tile], Callable[[], Any]]] = {}
     for weights_format, size, which, tile in jobs:
-        if size not in made:
-            # Eight experts: what a kernel is compiled for does not depend on their number.
-            made[size] = _steps(_experts(weights_format, size, num_experts=TOP_K), 8)
+        if (weights_format, size) not in made:
+            # What a kernel is compiled for does not depend on the number of experts.
+            experts = _experts(weights_format, size, num_experts=FEW_EXPERTS)
+            made[weights_format, size] = _steps(experts, FEW_EXPERTS, top_k=size[2])
         try:
-            made[size](which, tile)()
+            made[weights_format, size](which, tile)()
         except OutOfResources:
             continue
     torch.cuda.synchronize()
