@@ -6,6 +6,7 @@ instruction multiplies. Not usable under TRITON_INTERPRET=1.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -13,7 +14,7 @@ from triton.compiler import ASTSource
 
 from kernels.grouped_gemm.expert_gemm import SCALING
 from kernels.grouped_gemm.expert_kernels import dense_expert_kernel, packed_expert_kernel
-from kernels.grouped_gemm.tiles import Tile, choose_tile, family
+from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, choose_tile, family
 from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
 from kernels.triton_rows import activation_kernel, combine_kernel, quantise_block_kernel
 
@@ -189,3 +190,24 @@ def multiply_instructions(ptx: str) -> frozenset[str]:
     starts = ("wgmma.mma_async", "mma.sync", "tcgen05.mma")
     words = (word for line in ptx.splitlines() for word in line.split())
     return frozenset(word for word in words if word.startswith(starts))
+
+
+@cache
+def compiled_math_path(weights_format: str, activations_format: str, capability: tuple[int, int]) -> str:
+    """``native``, ``upcast`` or ``emulated``, read from the matrix instructions of the fused GEMM as it compiles.
+
+    Native: both sides are multiplied as they are stored; upcast: the weights alone are widened; else emulated.
+    """
+    tile = LAYER_TILES[family(weights_format)][0][1].gemm2
+    number = capability[0] * 10 + capability[1]
+    built = compile_expert_gemm(weights_format, capability=number, tile=tile, gated=False, n_size=512, k_size=512)
+    wide = not any("e4m3" in name or "f8f6f4" in name for name in multiply_instructions(built.ptx))
+    multiplied = "bf16" if wide else "e4m3"
+    if _element(activations_format) != multiplied:
+        return "emulated"
+    return "native" if _element(weights_format) == multiplied else "upcast"
+
+
+def _element(format_name: str) -> str:
+    """``e4m3`` of ``e4m3_block`` and of ``mxfp8``, ``e2m1`` of the FP4 formats."""
+    return {"mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}.get(format_name, format_name.split("_")[0])

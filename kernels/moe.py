@@ -5,6 +5,7 @@ On a GPU the layer runs fused (``kernels.fused``); elsewhere, and where no fused
 ``sort_by_expert``, ``gather_rows``, ``quantise_rows``, ``grouped_gemm``, ``apply_activation``, ``combine_rows``.
 """
 
+import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -186,16 +187,20 @@ def math_path(
     """How the products are formed: ``native``, ``upcast`` (stored small, multiplied wide), or ``emulated``.
 
     Emulated: both sides are quantised, decoded again and multiplied wide, which shows the format's error but not its
-    speed. Raises ValueError where the backend cannot run the precision.
+    speed. Where the fused kernels run it is read from their compiled code. Raises ValueError where the backend cannot
+    run the precision.
     """
     recipe = find_recipe(precision)
     chosen = choose_layer_backend(
         backend, recipe.weights, recipe.activations, device_type=device_type, capability=capability
     )
+    if chosen == "triton" and device_type == "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        from kernels.compile import compiled_math_path
+
+        return compiled_math_path(recipe.weights, recipe.activations, tuple(capability))
     if recipe.activations == "bf16":
         return "native" if recipe.weights == "bf16" else "upcast"
-    packed = recipe.weights in PACKED_FORMATS
-    return "native" if chosen == "triton" and device_type == "cuda" and not packed else "emulated"
+    return "emulated"
 
 
 def _check_weights(w13: Tensor, w2: Tensor, bias13: Tensor | None, bias2: Tensor | None) -> None:

@@ -5,9 +5,10 @@ import re
 import pytest
 
 pytest.importorskip("triton")
-from kernels.compile import compile_expert_gemm, multiply_instructions
+from kernels.compile import compile_expert_gemm, compiled_math_path, multiply_instructions
 from kernels.grouped_gemm.candidates import candidates
 from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, fit
+from kernels.moe import math_path
 from kernels.tuned import load_table, module_name
 
 H200 = load_table("NVIDIA H200", (9, 0))
@@ -64,6 +65,17 @@ def test_general_tiles_fit_other_gpus(capability, family):
             )
             assert multiply_instructions(built.ptx)
             assert built.shared_bytes <= shared_bytes
+
+
+def test_math_path_is_what_the_compiled_code_does(monkeypatch):
+    hopper = {"device_type": "cuda", "capability": (9, 0)}
+    expected = {"bf16": "native", "fp8_block": "native", "fp8_row": "native", "fp8_tensor": "native"}
+    expected |= {"mxfp4_w4a16": "upcast", "nvfp4_w4a16": "upcast", "mxfp4_w4a8": "emulated", "mxfp4": "emulated"}
+    assert {name: math_path(name, **hopper) for name in expected} == expected
+    compiled_math_path.cache_clear()
+    monkeypatch.setattr("kernels.compile.multiply_instructions", lambda ptx: {"mma.sync.m16n8k16.f32.bf16.bf16.f32"})
+    assert math_path("fp8_block", **hopper) == "emulated"
+    compiled_math_path.cache_clear()
 
 
 def test_names_of_tables_and_candidates_share_their_rows():
