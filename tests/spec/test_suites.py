@@ -9,8 +9,8 @@ from workbench.spec.catalog import describe, names
 from workbench.spec.scenario_file import load_scenario
 
 SUITES = (
-    "all-to-all", "deepseek-v3", "gpt-oss-120b", "grouped-gemm", "h200-reference", "kimi-k2", "quickstart",
-    "qwen3-235b",
+    "all-to-all", "deepseek-v3", "gpt-oss-120b", "grouped-gemm", "h200-reference", "kernels-h200", "kimi-k2",
+    "quickstart", "qwen3-235b",
 )  # fmt: skip
 MODEL_SUITES = {"deepseek-v3": "deepseek-v3", "kimi-k2": "kimi-k2", "qwen3-235b": "qwen3-235b-a22b",
                 "gpt-oss-120b": "gpt-oss-120b"}  # fmt: skip
@@ -95,3 +95,38 @@ def test_microbenchmarks_vary_size_and_format():
     assert {c.scope.kind for c in gemm} == {"grouped_gemm"}
     assert len({c.scope.m for c in gemm}) > 3
     assert {"bf16", "fp8_block", "nvfp4_w4a16"} <= {c.precision.name for c in gemm}
+
+
+FP8_PEERS = {
+    ("bf16", "ours"), ("bf16", "torch"), ("bf16", "vllm"), ("fp8_block", "ours"), ("fp8_block", "vllm"),
+    ("fp8_block", "deep_gemm"), ("fp8_row", "ours"), ("fp8_row", "torch"),
+}  # fmt: skip
+FP4_PEERS = {
+    *(("bf16", kernel) for kernel in ("ours", "torch", "vllm", "triton_kernels")),
+    *(("mxfp4_w4a16", kernel) for kernel in ("ours", "triton_kernels")),
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "pairs"),
+    [("deepseek-v3", FP8_PEERS), ("qwen3-235b-a22b", FP8_PEERS), ("gpt-oss-120b", FP4_PEERS)],
+)
+def test_kernels_stand_side_by_side_at_every_batch_size(model, pairs):
+    cells = [cell for cell in planned("kernels-h200") if cell.group == model]
+    tokens = (1, 16, 64, 256, 1024, 4096, 16384)
+    assert {(c.precision.name, c.kernel, c.workload.tokens_per_rank) for c in cells} == {
+        (*pair, count) for pair in pairs for count in tokens
+    }
+    assert [c.workload.tokens_per_rank for c in cells[:7]] == list(tokens), "weights are made once a sweep"
+    for cell in cells:
+        assert (cell.scope.kind, cell.ep, cell.dispatch.strategy) == ("layer_no_router", 1, "none")
+        assert (cell.measure.cache, cell.measure.graph, cell.model.shared_intermediate) == ("warm", True, 0)
+        assert cell.cluster.hardware.name == "h200-sxm"
+
+
+def test_offload_of_half_the_experts_is_asked_with_and_without_foresight():
+    cells = [cell for cell in planned("kernels-h200") if cell.group == "offload"]
+    assert {(c.offload.tier, c.offload.resident_fraction) for c in cells} == {("host", 0.5)}
+    assert {c.offload.cache for c in cells} == {"lru", "lfu", "pinned"}
+    pairs = [(c.workload.tokens_per_rank, c.workload.steps, c.offload.prefetch) for c in cells]
+    assert {(65536, 2, False), (65536, 2, True)} <= set(pairs)
