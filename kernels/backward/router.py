@@ -26,7 +26,8 @@ def router_weights(
 ) -> Tensor:
     """[T, K] weights that ``ROUTERS[kind]`` gives the experts ``ids_TK`` (-1: weight 0), through which autograd flows.
 
-    A normalised row of zeros stays zeros, and what is dropped before is left out of the sum. Raises ValueError for a router without a gradient here.
+    A normalised row of zeros stays zeros; pairs that are dropped do not count in the sum. Raises ValueError for a
+    router without a gradient here.
     """
     if kind not in SCORES:
         raise ValueError(f"router: {kind!r} has no gradient here; known: {', '.join(SCORES)}")
