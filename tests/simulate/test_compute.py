@@ -73,6 +73,7 @@ def test_e06_flops_do_not_depend_on_the_number_of_experts():
         ("h200-sxm", "bf16", 989, "native"),
         ("h200-sxm", "fp8_block", 1979, "native"),
         ("h200-sxm", "mxfp4_w4a16", 989, "upcast"),
+        ("cpu", "fp8_block", part("cpu").bf16_dense_tflops, "emulated"),
         ("h200-sxm", "mxfp4_w4a8", 1979, "upcast"),
         ("h200-sxm", "nvfp4", 989, "upcast"),
         ("a100-sxm", "fp8_block", 312, "upcast"),

@@ -89,8 +89,8 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
         "dispatch.shared_expert_overlap": (cell.dispatch.shared_expert_overlap, False),
         "balance.training": (cell.balance.training, "none"),
         "optimizer": (cell.optimizer, "none"),
-        "serving": (cell.serving, None),
-        "goal": (cell.goal, None),
+        "serving": ("a pair of pools" if cell.serving else "one pool", "one pool"),
+        "goal": ("a search" if cell.goal else "a cell by itself", "a cell by itself"),
     }
     if cell.scope.kind != "train_step":
         wanted["precision.scaling"] = (cell.precision.scaling, "current")

@@ -28,11 +28,12 @@ class Rates:
 
 
 def math_path(hardware: Hardware, precision: Precision) -> tuple[float, str]:
-    """Dense TFLOP/s of the math that multiplies this precision on this part, and ``native`` or ``upcast``.
+    """Dense TFLOP/s of the math that multiplies this precision on this part, and ``native``, ``upcast`` or ``emulated``.
 
     The wider operand decides. Two FP8 operands, with whatever scales, use the FP8 peak; FP4 beside FP8 uses the FP8
     peak, natively only on parts that also have FP4 math; two FP4 operands the FP4 peak. What the part cannot
-    multiply is stored narrow and multiplied in bf16 (``upcast``): FP4 on Hopper, FP8 on Ampere.
+    multiply is stored narrow and multiplied in bf16 (``upcast``): FP4 on Hopper, FP8 on Ampere. A processor decodes
+    both operands before it multiplies them (``emulated``), as the kernels do there.
     """
     formats = {precision.weights.format, precision.activations.format}
     fp8, fp4 = hardware.fp8_dense_tflops, hardware.fp4_dense_tflops
@@ -40,6 +41,8 @@ def math_path(hardware: Hardware, precision: Precision) -> tuple[float, str]:
         return hardware.bf16_dense_tflops, "native"
     if "bf16" in formats:
         return hardware.bf16_dense_tflops, "upcast"
+    if hardware.device == "cpu":
+        return hardware.bf16_dense_tflops, "emulated"
     if formats == {"e2m1"}:
         return (fp4, "native") if fp4 else (hardware.bf16_dense_tflops, "upcast")
     if fp8:
