@@ -121,6 +121,29 @@ def test_a_wrong_slot_does_not_pass(alone, monkeypatch):
     assert "differs from the float32 reference" in record.reason
 
 
+class Scripted:
+    """A clock by which a pass takes 1,200 microseconds and a stage 12."""
+
+    timer = "wall"
+
+    def time(self, call):
+        call()
+        return 1_200.0
+
+    def time_stages(self, stages):
+        for _, call in stages:
+            call()
+        return [(name, 12.0) for name, _ in stages]
+
+
+def test_times_are_those_of_a_step(alone, monkeypatch):
+    monkeypatch.setattr("workbench.run.measured.clock_for", lambda device: Scripted())
+    report = run_rank(offloaded(), alone)
+    assert set(report.samples_us) == {1_200 / STEPS}
+    assert report.first_call_us == 1_200 / STEPS
+    assert report.stages == (("gate", 12.0), ("experts", 12.0), ("shared_expert", 12.0), ("finish", 12.0))
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.formats import FORMATS, Quantised
+
 BLOCK = 128
 
 
@@ -197,9 +199,72 @@ def fast_decode(data, critial_data, is_postscore=True):
     return sum(picked).to(data.dtype)
 
 
+def matmul_ogs(
+    x, w, bias, routing_data=None, gather_indx=None, scatter_indx=None, precision_config=None, betas=None, gammas=None,
+    out_alpha=None, y=None, fused_comm=None, fused_activation=None,
+):  # fmt: skip
+    """Rows of each expert times w [E, K, N]; MXFP4 weights come as (codes [E, K/2, N], scales [E, K/32, N])."""
+    if precision_config.weight_scale is not None:
+        codes, scales = (part.transpose(1, 2).contiguous() for part in (w, precision_config.weight_scale))
+        shape = (*codes.shape[:2], 2 * codes.shape[2])
+        w = FORMATS["mxfp4"].decode(Quantised("mxfp4", shape, codes, scales, None, "floor", "saturate")).transpose(1, 2)
+    assert w.stride(-2) == 1, "K runs fastest"
+    assert bias is None or bias.dtype == torch.float32
+    order, top_k = routing_data.expt_hist, routing_data.n_expts_act
+    ends = order.cumsum(0).tolist()
+    rows = x if gather_indx is None else x[gather_indx.src_indx.long() // top_k]
+    out = torch.cat([
+        rows[end - count : end].float() @ w[e].float() + (0 if bias is None else bias[e])
+        for e, (end, count) in enumerate(zip(ends, order.tolist(), strict=True))
+    ])  # fmt: skip
+    if gammas is not None:
+        out = out * gammas[:, None]
+    if fused_activation is not None:
+        alpha, limit = fused_activation.fn_args
+        assert fused_activation.specs.reduction_n == 2
+        out = swiglu(out, interleaved=True, alpha=alpha, limit=limit)
+    if scatter_indx is not None:
+        assert torch.equal(scatter_indx.src_indx[scatter_indx.dst_indx.long()], torch.arange(len(out)).int())
+        out = torch.zeros(len(out) // top_k, out.shape[1]).index_add_(0, scatter_indx.dst_indx.long() // top_k, out)
+    return out.to(x.dtype)
+
+
+def record_of(*names):
+    """A class like the peer's dataclasses: fields by position or name, others None."""
+
+    class Record(SimpleNamespace):
+        def __init__(self, *values, **more):
+            super().__init__(**(dict.fromkeys(names) | dict(zip(names, values, strict=False)) | more))
+
+    return Record
+
+
 VLLM, SGLANG = "vllm.model_executor.layers.fused_moe", "sglang.srt.layers.moe"
 MODULES = {
     "deep_gemm": {"m_grouped_fp8_gemm_nt_contiguous": m_grouped_fp8_gemm_nt_contiguous},
+    "triton_kernels": {},
+    "triton_kernels.matmul_ogs": {
+        "matmul_ogs": matmul_ogs,
+        "FnSpecs": record_of("name", "fn", "fn_arg_names", "fn_arg_do_not_specialize", "reduction_n"),
+        "FusedActivation": record_of("specs", "fn_args"),
+        "FlexCtx": record_of("lhs_data", "rhs_data"),
+        "PrecisionConfig": record_of("flex_ctx", "weight_scale"),
+        "RoutingData": record_of("gate_scal", "expt_hist", "n_expts_tot", "n_expts_act", "expt_data"),
+        "GatherIndx": record_of("src_indx", "dst_indx"),
+        "ScatterIndx": record_of("src_indx", "dst_indx"),
+    },
+    "triton_kernels.numerics": {"InFlexData": SimpleNamespace},
+    "triton_kernels.swiglu": {"swiglu_fn": None},
+    "triton_kernels.tensor": {
+        "FP4": "fp4",
+        "make_ragged_tensor_metadata": lambda counts, num_rows: counts,
+        "wrap_torch_tensor": lambda tensor, dtype=None: tensor,
+        "convert_layout": lambda tensor, layout: tensor,
+    },
+    "triton_kernels.tensor_details.layout": {
+        "make_default_matmul_mxfp4_w_layout": lambda mx_axis: (None, {}),
+        "make_default_matmul_mxfp4_w_scale_layout": lambda mx_axis, num_warps: (None, {}),
+    },
     "vllm": {},
     "vllm._custom_ops": {},
     f"{VLLM}.fused_moe": {"fused_experts": vllm_fused_experts},

@@ -105,6 +105,9 @@ def test_device_and_capability_are_checked():
 LAYERS = [
     ("torch", "bf16", PLAIN, False), ("torch", "bf16", CLAMPED, True),
     ("deep_gemm", "fp8_block", PLAIN, False), ("deep_gemm", "fp8_block", CLAMPED, False),
+    *(("triton_kernels", p, PLAIN, False) for p in ("bf16", "mxfp4_w4a16")),
+    *(("triton_kernels", p, CLAMPED, True) for p in ("bf16", "mxfp4_w4a16")),
+    ("triton_kernels", "bf16", Activation(interleaved=True), True),
     *(("vllm", p, PLAIN, False) for p in ("bf16", "fp8_tensor", "fp8_row", "fp8_block")),
     ("vllm", "bf16", CLAMPED, True), ("vllm", "fp8_row", CLAMPED, True),
     ("vllm", "bf16", Activation(interleaved=True), True), ("vllm", "fp8_row", Activation(interleaved=True), False),
@@ -132,7 +135,7 @@ def test_the_layer_through_a_peer_is_the_layer(name, precision, activation, bias
     assert deviation(y, x, ids, weights, experts) < (0.06 if quantised else 0.01)
 
 
-@pytest.mark.parametrize("name", ["torch", "deep_gemm", "tutel"])
+@pytest.mark.parametrize("name", ["torch", "deep_gemm", "triton_kernels", "tutel"])
 @pytest.mark.parametrize("num_tokens", [0, 1, 300])
 def test_any_number_of_tokens(name, num_tokens, monkeypatch):
     stand_ins.install(monkeypatch)
