@@ -28,7 +28,7 @@ class Rates:
 
 
 def math_path(hardware: Hardware, precision: Precision) -> tuple[float, str]:
-    """Dense TFLOP/s of the math that multiplies this precision on this part, and ``native``, ``upcast`` or ``emulated``.
+    """Dense TFLOP/s of the math for this precision on this part, and ``native``, ``upcast`` or ``emulated``.
 
     The wider operand decides. Two FP8 operands, with whatever scales, use the FP8 peak; FP4 beside FP8 uses the FP8
     peak, natively only on parts that also have FP4 math; two FP4 operands the FP4 peak. What the part cannot
