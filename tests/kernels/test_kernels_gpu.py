@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.activation import Activation, apply_activation
-from kernels.backend import gemm_backend_on
+from kernels.backend import gemm_backend_on, layer_backend_on
 from kernels.formats import FORMATS, Quantised
 from kernels.grouped_gemm import grouped_gemm, quantise_rows
 from kernels.moe import math_path, moe_layer, prepare_weights
@@ -151,9 +151,11 @@ def test_combine_equals_its_twin_on_gpu_and_repeats():
     assert all(torch.equal(results[0], other) for other in results)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8_block"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8_block", "fp8_row", "mxfp4_w4a16", "nvfp4_w4a16"])
 def test_layer_waits_for_nothing_and_replays_in_a_graph(precision):
-    need_format(RECIPES[precision].weights)
+    recipe = RECIPES[precision]
+    if layer_backend_on(torch.device("cuda"), "auto", recipe.weights, recipe.activations) != "triton":
+        pytest.skip(f"{precision} does not run in triton on this GPU")
     x, ids, weights, w13, w2 = make_layer(33)
     x2, ids2, weights2, _, _ = make_layer(33, seed=7)
     ids2[3] = -1
@@ -207,6 +209,22 @@ def test_c05_offsets_beyond_32_bits_on_gpu(weights_format):
     last_only[-1] = 40
     out = grouped_gemm(rows.cuda(), last_only.cuda(), large, activations_format=weights_format)
     assert rms(out, grouped_gemm(rows, torch.tensor([0, 40]), small, activations_format=weights_format)) <= BF16_ERROR
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8_block", "mxfp4_w4a16", "nvfp4_w4a16"])
+@pytest.mark.parametrize(("num_experts", "top_k", "num_tokens"), [(8, 2, 3), (60, 4, 700), (512, 8, 2), (512, 10, 300)])
+def test_fused_layer_leaves_nothing_unwritten_and_repeats(precision, num_experts, top_k, num_tokens):
+    x, ids, weights, w13, w2 = make_layer(num_tokens, num_experts=num_experts, top_k=top_k, seed=num_tokens)
+    ids[-1, 0] = -1
+    experts = prepare_weights(w13, w2, precision=precision).to("cuda")
+    inputs = (x.cuda(), ids.cuda(), weights.cuda())
+    twin = moe_layer(*inputs, experts, backend="torch")
+    for _ in range(2):
+        poison = torch.full((num_tokens * top_k * 2048,), float("nan"), device="cuda", dtype=torch.bfloat16)
+        del poison
+        y = moe_layer(*inputs, experts)
+        assert rms(y, twin) <= 10 * BF16_ERROR
+        assert torch.equal(y, moe_layer(*inputs, experts))
 
 
 def test_math_path_of_this_gpu():
