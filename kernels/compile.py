@@ -13,7 +13,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.grouped_gemm.expert_gemm import SCALING
-from kernels.grouped_gemm.expert_kernels import dense_expert_kernel, packed_expert_kernel
+from kernels.grouped_gemm.expert_kernels import dense_expert_kernel
+from kernels.grouped_gemm.packed_kernel import packed_expert_kernel
 from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, choose_tile, family
 from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
 from kernels.triton_rows import activation_kernel, combine_kernel, quantise_block_kernel

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from kernels.activation import Activation
 from kernels.formats import FORMATS, Quantised
-from kernels.grouped_gemm.expert_kernels import dense_expert_kernel, packed_expert_kernel
+from kernels.grouped_gemm.expert_kernels import dense_expert_kernel
 from kernels.grouped_gemm.packed import PackedWeights
+from kernels.grouped_gemm.packed_kernel import packed_expert_kernel
 from kernels.grouped_gemm.tiles import Tile
 from kernels.triton_permute import RowPlan
 from kernels.triton_rows import interpreted, storable
