@@ -17,7 +17,10 @@ def backward_kernels(*, capability: int, n_size: int = 4096) -> dict[str, Callab
 
     ``n_size``: columns that dgrad reduces. FP8 kernels raise ValueError below 8.9.
     """
-    jobs: dict[str, Callable[[], Compiled]] = {"wgrad bf16": partial(_wgrad_bf16, capability)}
+    jobs: dict[str, Callable[[], Compiled]] = {
+        "wgrad bf16": partial(_wgrad_bf16, capability),
+        "wgrad bf16 of one column": partial(_wgrad_bf16, capability, stride_x=1),
+    }
     for mean, tile in triton_dgrad.TILES["bf16"]:
         jobs[f"dgrad bf16 {mean}"] = partial(_dgrad, capability, tile, n_size, "bf16", "none")
     for element, scales in FP8:
@@ -30,10 +33,12 @@ def backward_kernels(*, capability: int, n_size: int = 4096) -> dict[str, Callab
     return jobs
 
 
-def _wgrad_bf16(capability: int) -> Compiled:
+def _wgrad_bf16(capability: int, *, stride_x: int | None = None) -> Compiled:
     tile = triton_wgrad.TILES["bf16"]
     pointers = {"g_ptr": "*bf16", "x_ptr": "*bf16", "out_ptr": "*fp32", "offsets_ptr": "*i64"}
     blocks = {"block_n": tile.block_n, "block_k": tile.block_k, "block_m": tile.block_m, "widen": False}
+    if stride_x is not None:
+        blocks |= {"stride_x": stride_x}  # a bias is the gradient of a column of ones, whose stride is a constant
     return _compile(triton_wgrad.wgrad_kernel, pointers, blocks, capability, tile)
 
 

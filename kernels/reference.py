@@ -1,4 +1,4 @@
-"""The layer as its definition says: float32, one expert after the other, nothing quantised. Every gate compares to it.
+"""The layer as its definition says: float32 in plain torch, one expert after the other. Every gate compares to it.
 
 T tokens, E experts, K top-k, H hidden, I intermediate.
 """
@@ -24,7 +24,7 @@ def expert_reference(
     h_M2I = x_MH.float() @ w13_2IH.float().T
     if bias13 is not None:
         h_M2I = h_M2I + bias13.float()
-    y_MH = apply_activation(h_M2I, activation) @ w2_HI.float().T
+    y_MH = apply_activation(h_M2I, activation, backend="torch") @ w2_HI.float().T
     return y_MH if bias2 is None else y_MH + bias2.float()
 
 

@@ -64,6 +64,7 @@ def wgrad_kernel(
     g_ptrs = g_ptr + rows[None, :] * stride_g + n[:, None]
     x_ptrs = x_ptr + rows[:, None] * stride_x + k[None, :]
     acc = tl.zeros((block_n, block_k), dtype=tl.float32)
+    step = tl.full((), block_m, tl.int64)  # a stride of 1 is a constant to the compiler and has no type to widen
     for _ in range(((last - first + block_m - 1) // block_m).to(tl.int32)):
         g = tl.load(g_ptrs, mask=(rows < last)[None, :] & (n < n_size)[:, None], other=0.0)
         x = tl.load(x_ptrs, mask=(rows < last)[:, None] & (k < k_size)[None, :], other=0.0)
@@ -72,8 +73,8 @@ def wgrad_kernel(
             x = x.to(tl.float32)
         acc = tl.dot(g, x, acc)
         rows += block_m
-        g_ptrs += block_m * stride_g.to(tl.int64)
-        x_ptrs += block_m * stride_x.to(tl.int64)
+        g_ptrs += step * stride_g
+        x_ptrs += step * stride_x
     out_ptrs = out_ptr + expert * n_size * k_size + n.to(tl.int64)[:, None] * k_size + k[None, :]
     tl.store(out_ptrs, acc, mask=(n < n_size)[:, None] & (k < k_size)[None, :])
 

@@ -20,6 +20,8 @@ SHAPES = (
     ([1, 0, 2] * 53, 96, 160, 0),
 )
 FLOAT32_SUMS = 2e-5
+# The FP8 matrix unit of Hopper keeps about 14 bits within a product of 128; products are added in float32.
+FP8_SUMS = 2.0**-12
 
 
 def rms(value, expected):
@@ -48,8 +50,9 @@ def test_wgrad_and_dgrad_equal_their_twins_on_gpu(formats, shape):
     counts, n_size, k_size, tail = shape
     grads, rows, offsets, generator = operands(*shape)
     how = {"grads_format": formats[0], "rows_format": formats[1]}
+    sums = FLOAT32_SUMS if formats[0] == "bf16" else FP8_SUMS
     twin = grouped_wgrad(grads, rows, offsets, backend="torch", **how)
-    assert rms(grouped_wgrad(grads.cuda(), rows.cuda(), offsets.cuda(), **how), twin) <= FLOAT32_SUMS
+    assert rms(grouped_wgrad(grads.cuda(), rows.cuda(), offsets.cuda(), **how), twin) <= sums
     w = FORMATS[formats[1]].encode(torch.randn(len(counts), k_size, n_size, generator=generator), weights=True)
     encoded = grads if formats[0] == "bf16" else FORMATS[formats[0]].encode(grads)
     twin = grouped_dgrad(encoded, offsets, w, grads_format=formats[0], backend="torch")
@@ -78,7 +81,7 @@ def test_layer_gradients_on_gpu(precision):
     activation = Activation("clamped_swiglu", interleaved=True)
 
     def leaves(dtype):
-        return [v.cuda().to(dtype).requires_grad_() for v in values.values()]
+        return [v.cuda().to(dtype, copy=True).requires_grad_() for v in values.values()]
 
     mine, expected = leaves(torch.bfloat16), leaves(torch.float32)
     ids = ids.cuda()
