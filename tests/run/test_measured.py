@@ -1,5 +1,7 @@
 """Measured cells on real ranks: figures are there, and every gate bites."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -215,3 +217,17 @@ def test_latency_is_the_slowest_rank_of_each_iteration(gang):
     samples = np.array([report.samples_us for report in reports])
     assert outcome.record.latency_us == pytest.approx(np.median(samples.max(axis=0)))
     assert len(outcome.tables["samples"]) == samples.size
+
+
+def test_stages_of_a_graph_keep_their_shares_and_fit_its_latency(alone):
+    one = cell(ranks=1, strategy="none")
+    report = replace(
+        run_rank(one, alone), graph=True, samples_us=(10.0, 12.0, 11.0), stages=(("gate", 30.0), ("gemm1", 90.0))
+    )
+    outcome = merge_reports(one, [report])
+    assert [row["duration_us"] for row in outcome.tables["stages"]] == pytest.approx([2.75, 8.25])
+    assert outcome.record.compute_us == pytest.approx(11.0)
+    assert "stages_scaled" in outcome.record.flags
+    eager = merge_reports(one, [replace(report, graph=False)])
+    assert eager.record.compute_us == pytest.approx(120.0)
+    assert eager.record.flags is None

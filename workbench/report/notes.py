@@ -15,6 +15,7 @@ FLAG_WORDS = {
     "virtual_nodes": "nodes are virtual: their ranks share one host",
 }
 ASIDES = {
+    "stages_scaled": "stages were timed one by one and scaled down to the latency of the graph that holds them",
     "sampled_tokens": "routing was drawn for part of the tokens, and scaled up",
     "sampled_layers": "routing was drawn for the first layers, which stand for the others",
     "sampled_steps": "routing was drawn for the first steps, which stand for the others",
