@@ -20,7 +20,8 @@ SHAPES = (
     ([1, 0, 2] * 53, 96, 160, 0),
 )
 FLOAT32_SUMS = 2e-5
-# The FP8 matrix unit of Hopper keeps about 14 bits within a product of 128; products are added in float32.
+# Hopper's FP8 matrix unit drops what is below 2^-13 of the largest addend within a product of 128 (the test of
+# ``_scaled_mm`` below sees it); products of 128 are added in float32.
 FP8_SUMS = 2.0**-12
 
 
@@ -135,3 +136,21 @@ def test_backward_products_never_wait_for_the_device(formats):
     graph.replay()
     for got, want in zip(captured, step(), strict=True):
         assert torch.equal(got, want)
+
+
+def test_fp8_sums_err_as_those_of_cublas_without_fast_accumulation():
+    """The deviation is the matrix unit's: cuBLAS, which adds products of 128 in float32 too, shows the same."""
+    formats = ("e4m3_tensor", "e4m3_tensor")
+    need(formats)
+    generator = torch.Generator().manual_seed(0)
+    grads, rows = (torch.randn(512, n, generator=generator).bfloat16() for n in (512, 768))
+    offsets = torch.tensor([0, 512])
+    how = {"grads_format": formats[0], "rows_format": formats[1]}
+    ours = grouped_wgrad(grads.cuda(), rows.cuda(), offsets.cuda(), **how)
+    g, x = (FORMATS["e4m3_tensor"].encode(part) for part in (grads, rows))
+    a_NT = g.data.view(torch.float8_e4m3fn).cuda().T.contiguous()
+    b_TK = x.data.view(torch.float8_e4m3fn).cuda().T.contiguous().T
+    one = torch.ones((), device="cuda")
+    theirs = torch._scaled_mm(a_NT, b_TK, one, one, out_dtype=torch.float32, use_fast_accum=False)
+    their_error = rms(theirs, a_NT.double() @ b_TK.double())
+    assert rms(ours, grouped_wgrad(grads, rows, offsets, backend="torch", **how)) <= 1.1 * their_error

@@ -29,7 +29,15 @@ def capture(step: Callable[[], object], context: RankContext) -> Callable[[], No
             step()
     except RuntimeError:
         torch.cuda.synchronize()
+        _renew_generator(context.device)
         return None
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay
+
+
+def _renew_generator(device: torch.device) -> None:
+    """A capture that broke off leaves the default generator believing that it is still captured; it gets a new state."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    fresh = torch.Generator(device=device).manual_seed(generator.initial_seed())
+    generator.graphsafe_set_state(fresh.graphsafe_get_state())
