@@ -37,7 +37,7 @@ def capture(step: Callable[[], object], context: RankContext) -> Callable[[], No
 
 
 def _renew_generator(device: torch.device) -> None:
-    """A capture that broke off leaves the default generator believing that it is still captured; it gets a new state."""
+    """A capture that broke off leaves the default generator as if captured still; it gets a new state."""
     generator = torch.cuda.default_generators[device.index or 0]
     fresh = torch.Generator(device=device).manual_seed(generator.initial_seed())
     generator.graphsafe_set_state(fresh.graphsafe_get_state())
