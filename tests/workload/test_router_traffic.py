@@ -112,11 +112,13 @@ def test_the_hash_router_feels_the_skew_of_the_words():
 def test_ids_follow_the_popularity_of_the_vocabulary():
     crowd = Crowd(num_experts=16, top_k=3, num_ranks=2, num_tokens=20_000, seed=0, layer=5, step=0)
     cell = make_cell(skew={"kind": "zipf", "alpha": 1.0})
-    ids = np.concatenate([token_ids(cell.workload.skew, crowd, vocabulary=100, rank=r, rows=10_000) for r in range(2)])
+    ids = np.concatenate(
+        [token_ids(cell.workload.skew, crowd, vocabulary=100, rank=r, rows=10_000, first=0) for r in range(2)]
+    )
     shares = np.sort(np.bincount(ids, minlength=100))[::-1] / ids.size
     expected = 1 / np.arange(1, 101)
     np.testing.assert_allclose(shares[:10], (expected / expected.sum())[:10], rtol=0.1)
     balanced = make_cell(skew="balanced").workload.skew
-    dealt = [token_ids(balanced, crowd, vocabulary=7, rank=r, rows=10_000) for r in range(2)]
+    dealt = [token_ids(balanced, crowd, vocabulary=7, rank=r, rows=10_000, first=10_000 * r) for r in range(2)]
     assert dealt[1][0] == 10_000 % 7
     assert np.ptp(np.bincount(np.concatenate(dealt))) <= 1

@@ -127,6 +127,33 @@ Data = Annotated[
 ]
 
 
+class EvenSources(Frozen):
+    """Every rank has ``tokens_per_rank`` tokens."""
+
+    kind: Literal["even"] = "even"
+
+
+class RaggedSources(Frozen):
+    """The busiest rank has ``tokens_per_rank`` tokens, others fewer: ``cv`` is their standard deviation over mean."""
+
+    kind: Literal["ragged"] = "ragged"
+    cv: NonNegativeReal = 0.5
+
+
+class EmptyRank(Frozen):
+    """One rank has no tokens, the others ``tokens_per_rank``."""
+
+    kind: Literal["empty_rank"] = "empty_rank"
+    rank: NonNegative = 0
+
+
+Sources = Annotated[
+    EvenSources | RaggedSources | EmptyRank,
+    Field(discriminator="kind"),
+    BeforeValidator(kind_from_text),
+]
+
+
 class Workload(Frozen):
     """Tokens that enter one rank's MoE layer, and how they are spread."""
 
@@ -138,6 +165,7 @@ class Workload(Frozen):
     micro_batches: Count = 1
     isl: Count | None = None
     osl: Count | None = None
+    sources: Sources = EvenSources()
     skew: Skew = Uniform()
     data: Data = Gaussian()
     seed: NonNegative = 0

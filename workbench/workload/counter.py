@@ -7,7 +7,7 @@ IEEE-exact operations (add, multiply, divide, integer views).
 
 import numpy as np
 
-POPULARITY, TOKENS, DATA, CHANNELS, DEAL, ROUTER, TOKEN_IDS = range(7)
+POPULARITY, TOKENS, DATA, CHANNELS, DEAL, ROUTER, TOKEN_IDS, SOURCES = range(8)
 """Purposes: streams of different purposes are independent."""
 
 _CHUNK = 1 << 15  # float64 temporaries of this many values stay in the cache of one core

@@ -18,17 +18,18 @@ from torch import Tensor
 from workbench.spec.scenario import Cell
 from workbench.spec.workload import Data, DataFile, OutlierChannels, StudentT
 from workbench.workload.counter import CHANNELS, DATA, permutation, raw_words
+from workbench.workload.sources import source_tokens
 
 _LEVELS = 1 << 16
 _SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def rank_activations(cell: Cell, *, rank: int, layer: int = 0, step: int = 0) -> Tensor:
-    """bf16 [T, H] by ``workload.data``. Raises ValueError for a file that does not hold [rows, H] numbers."""
-    tokens, hidden = cell.workload.tokens_per_rank, cell.model.hidden
+    """bf16 [tokens_R[rank], H] by ``workload.data``. Raises ValueError for a file without [rows, H] numbers."""
+    tokens, hidden = int(source_tokens(cell)[rank]), cell.model.hidden
     data, seed = cell.workload.data, cell.workload.seed
     if isinstance(data, DataFile):
-        return _file_rows(data, tokens, hidden, first=(step * cell.ep + rank) * tokens)
+        return _file_rows(data, tokens, hidden, first=(step * cell.ep + rank) * cell.workload.tokens_per_rank)
     words = raw_words(-(-tokens * hidden // 4), seed=seed, purpose=DATA, place=(rank, layer, step))
     codes = words.astype("<u8", copy=False).view("<u2")[: tokens * hidden]
     values = _bf16_quantiles(data)[codes].reshape(tokens, hidden)

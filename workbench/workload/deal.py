@@ -12,17 +12,18 @@ from workbench.workload.skew import Crowd
 _SPREAD = 4  # blocks of this many turns are shuffled: ranks stay even, tokens do not all meet every rank
 
 
-def dealt_logits(crowd: Crowd, *, router: Router, rank: int, rows: int) -> np.ndarray:
+def dealt_logits(crowd: Crowd, *, router: Router, rank: int, rows: int, first: int) -> np.ndarray:
     """float32 [rows, E]: dealt experts between 1 and 2, the others below -8.
 
-    Pair p = (rank * rows + t) * k + j of the group takes expert order[p mod E], so the loads of all ranks together
-    differ by at most one and min(E, pairs) experts are touched. Holds for every router that takes the highest
-    logits, grouped ones included; `random` and `hash` ignore logits and are not balanced by this.
+    ``first`` tokens of the group stand before this rank's. Pair p = (first + t) * k + j of the group takes expert
+    order[p mod E], so the loads of all ranks together differ by at most one and min(E, pairs) experts are touched.
+    Holds for every router that takes the highest logits, grouped ones included; `random` and `hash` ignore logits and
+    are not balanced by this.
     """
     experts, top_k = crowd.num_experts, crowd.top_k
     groups, kept = getattr(router, "num_groups", 1), getattr(router, "topk_group", 1)
     order = _order(crowd, groups, kept)
-    pairs = rank * rows * top_k + np.arange(rows * top_k)
+    pairs = first * top_k + np.arange(rows * top_k)
     words = raw_words(rows * experts, seed=crowd.seed, purpose=TOKENS, place=(rank, crowd.layer, crowd.step))
     noise = ((words >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).reshape(rows, experts)
     logits = noise - np.float32(9)

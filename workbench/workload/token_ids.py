@@ -14,8 +14,8 @@ from workbench.workload.counter import TOKEN_IDS, uniform
 from workbench.workload.skew import Crowd, log_popularity
 
 
-def token_ids(skew: Skew, crowd: Crowd, *, vocabulary: int, rank: int, rows: int) -> np.ndarray:
-    """int64 [rows] of the first tokens of a rank.
+def token_ids(skew: Skew, crowd: Crowd, *, vocabulary: int, rank: int, rows: int, first: int) -> np.ndarray:
+    """int64 [rows] of the first tokens of a rank; ``first`` tokens of the group stand before it.
 
     ``balanced`` counts through the vocabulary, rank after rank; what the hash makes of it is even only on average.
     Raises Unsupported for skews that speak of experts, or that have no sampler.
@@ -23,7 +23,7 @@ def token_ids(skew: Skew, crowd: Crowd, *, vocabulary: int, rank: int, rows: int
     if skew.kind == "hot_rank":
         raise Unsupported("workload.skew: hot_rank speaks of experts, but router hash looks at token ids; use zipf")
     if skew.kind == "balanced":
-        return (rank * (crowd.num_tokens // crowd.num_ranks) + np.arange(rows)) % vocabulary
+        return (first + np.arange(rows)) % vocabulary
     words = replace(crowd, num_experts=vocabulary, top_k=1, layer=0)
     draws = uniform(rows, seed=crowd.seed, purpose=TOKEN_IDS, place=(rank, crowd.step))
     return np.minimum(np.searchsorted(_distribution(skew, words), draws, side="right"), vocabulary - 1)

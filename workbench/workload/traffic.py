@@ -17,10 +17,11 @@ from kernels.routing import ROUTERS, Routing, limit_capacity
 from workbench.spec.errors import Unsupported
 from workbench.spec.router import ExpertChoice, Hash, Router
 from workbench.spec.scenario import Cell
-from workbench.spec.workload import Skew
+from workbench.spec.workload import Skew, Sources
 from workbench.workload.counter import ROUTER, TOKENS, gumbel, raw_words
 from workbench.workload.deal import dealt_logits
 from workbench.workload.skew import Crowd, log_popularity
+from workbench.workload.sources import source_tokens, spread_tokens
 from workbench.workload.token_ids import token_ids
 
 _NOT_ARGUMENTS = {"kind", "weight_on", "correction_bias", "router_bias", "projection", "vocabulary"}
@@ -37,17 +38,29 @@ _MAX_LIMITED_LOGITS = 1 << 24
 class RoutedTraffic:
     """Experts and weights of all ranks: ids int32 [R, T, K] (-1 = none), weights float32 [R, T, K].
 
-    With ``chosen_by_experts`` K is ``routing_width``, and a token has any number of experts up to it.
+    Rank r has ``tokens_R[r]`` tokens (int64 [R], T where left out); rows behind them hold -1 and 0. With
+    ``chosen_by_experts`` K is ``routing_width``, and a token has any number of experts up to it.
     """
 
     ids: np.ndarray
     weights: np.ndarray
     chosen_by_experts: bool = False
+    tokens_R: np.ndarray = None  # type: ignore[assignment]  # filled in below
+
+    def __post_init__(self) -> None:
+        if self.tokens_R is None:
+            object.__setattr__(self, "tokens_R", np.full(self.ids.shape[0], self.ids.shape[1], np.int64))
+
+    @property
+    def missing(self) -> np.ndarray:
+        """bool [R, T, K]: a token of the rank has no expert here."""
+        real = np.arange(self.ids.shape[1]) < self.tokens_R[:, None]
+        return (self.ids < 0) & real[:, :, None]
 
     @property
     def dropped_R(self) -> np.ndarray:
         """int64 [R]: (token, expert) pairs dropped; where experts choose, tokens that none chose."""
-        missing = self.ids < 0
+        missing = self.missing
         return missing.all(axis=2).sum(axis=1) if self.chosen_by_experts else missing.sum(axis=(1, 2))
 
 
@@ -55,17 +68,32 @@ class RoutedTraffic:
 class _Source:
     """All that traffic depends on: cells that agree in these share it.
 
-    Of each rank ``rows`` tokens are routed and ``kept`` of them told; with fewer ``routed_ranks`` than ranks, others
-    tell other tokens of the same ones.
+    Of a rank with all ``tokens`` the first ``rows`` are routed and ``kept`` of them told, of others in proportion; with
+    fewer ``routed_ranks`` than ranks, others tell other tokens of the same ones.
     """
 
     crowd: Crowd
+    sources: Sources
     skew: Skew
     router: Router
     capacity: float | None
+    tokens: int
     rows: int
     kept: int
     routed_ranks: int
+
+    def share_R(self, rows: int) -> np.ndarray:
+        """int64 [R]: tokens of every rank when one with all its ``tokens`` has ``rows``; none is rounded to 0."""
+        crowd = self.crowd
+        return spread_tokens(self.sources, num_ranks=crowd.num_ranks, tokens=self.tokens, seed=crowd.seed, told=rows)
+
+    def first_token(self, rank: int) -> int:
+        """Routed tokens of the ranks before this one."""
+        return int(self.share_R(self.rows)[:rank].sum())
+
+    def routed_rows(self, rank: int) -> int:
+        """Tokens routed of a rank: as many as the longest of those that share its routing needs."""
+        return int(self.share_R(self.rows)[rank % self.routed_ranks :: self.routed_ranks].max())
 
     @property
     def width(self) -> int:
@@ -75,7 +103,7 @@ class _Source:
 
 
 def rank_logits(cell: Cell, *, rank: int, layer: int = 0, step: int = 0) -> np.ndarray:
-    """Router logits of one rank, float32 [T, E]. Raises Unsupported for a skew without a sampler."""
+    """Router logits of one rank, float32 [tokens_R[rank], E]. Raises Unsupported for a skew without a sampler."""
     return _logits(_source(cell, layer, step), rank)
 
 
@@ -137,7 +165,7 @@ def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) ->
         num_experts=cell.model.num_experts,
         top_k=cell.model.top_k,
         num_ranks=cell.ep,
-        num_tokens=cell.ep * tokens,
+        num_tokens=int(source_tokens(cell).sum()),
         seed=cell.workload.seed,
         layer=layer,
         step=step,
@@ -148,15 +176,16 @@ def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) ->
     if kept < tokens and (capacity is not None or router.kind in _LIMITED):
         rows = tokens
         routed_ranks = max(1, min(cell.ep, _MAX_LIMITED_LOGITS // (tokens * crowd.num_experts)))
-    return _Source(crowd, cell.workload.skew, router, capacity, rows, kept, routed_ranks)
+    workload = cell.workload
+    return _Source(crowd, workload.sources, workload.skew, router, capacity, tokens, rows, kept, routed_ranks)
 
 
 def _logits(source: _Source, rank: int) -> np.ndarray:
-    crowd = source.crowd
+    crowd, rows = source.crowd, source.routed_rows(rank)
     if source.skew.kind == "balanced":
-        return dealt_logits(crowd, router=source.router, rank=rank, rows=source.rows)
+        return dealt_logits(crowd, router=source.router, rank=rank, rows=rows, first=source.first_token(rank))
     place = (rank, crowd.layer, crowd.step)
-    noise = gumbel(source.rows, crowd.num_experts, seed=crowd.seed, purpose=TOKENS, place=place)
+    noise = gumbel(rows, crowd.num_experts, seed=crowd.seed, purpose=TOKENS, place=place)
     noise += _popularity(source.skew, crowd)
     return noise
 
@@ -174,7 +203,10 @@ def _router(source: _Source, rank: int, *, device: torch.device | str, backend: 
     word = raw_words(1, seed=crowd.seed, purpose=ROUTER, place=(rank, crowd.layer, crowd.step))[0]
     arguments = router_arguments(router, crowd.num_experts, seed=int(word >> np.uint64(1)), device=device)
     if isinstance(router, Hash):
-        ids = token_ids(source.skew, crowd, vocabulary=router.vocabulary, rank=rank, rows=source.rows)
+        ids = token_ids(
+            source.skew, crowd, vocabulary=router.vocabulary, rank=rank, rows=source.routed_rows(rank),
+            first=int(source.share_R(source.tokens)[:rank].sum()),
+        )  # fmt: skip
         arguments["token_ids"] = torch.from_numpy(ids).to(device)
 
     def routed(logits_TE: torch.Tensor) -> Routing:
@@ -189,7 +221,7 @@ def _router(source: _Source, rank: int, *, device: torch.device | str, backend: 
 def _route(source: _Source, rank: int) -> Routing:
     route = _router(source, rank, device="cpu", backend="torch")
     if source.router.kind in _BLIND:
-        return route(torch.zeros(()).expand(source.rows, source.crowd.num_experts))
+        return route(torch.zeros(()).expand(source.routed_rows(rank), source.crowd.num_experts))
     return route(torch.from_numpy(_logits(source, rank)))
 
 
@@ -207,22 +239,24 @@ def _one_thread() -> Iterator[None]:
 def _route_ranks(source: _Source) -> RoutedTraffic:
     num_ranks, routed = source.crowd.num_ranks, source.routed_ranks
     shape = (num_ranks, source.kept, source.width)
-    ids, weights = np.empty(shape, np.int32), np.empty(shape, np.float32)
+    ids, weights = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
+    tokens_R = source.share_R(source.kept)
     with _one_thread():
         for first in range(routed):
             routing = _route(source, first)
             for turn, rank in enumerate(range(first, num_ranks, routed)):
-                told = _told(source, turn)
-                ids[rank], weights[rank] = routing.ids.numpy()[told], routing.weights.numpy()[told]
-    ids.flags.writeable = weights.flags.writeable = False
-    return RoutedTraffic(ids, weights, chosen_by_experts=isinstance(source.router, ExpertChoice))
+                told = _told(len(routing.ids), int(tokens_R[rank]), turn)
+                ids[rank, : told.size] = routing.ids.numpy()[told]
+                weights[rank, : told.size] = routing.weights.numpy()[told]
+    for array in (ids, weights, tokens_R):
+        array.flags.writeable = False
+    return RoutedTraffic(ids, weights, isinstance(source.router, ExpertChoice), tokens_R)
 
 
-def _told(source: _Source, turn: int) -> slice | np.ndarray:
+def _told(routed: int, told: int, turn: int) -> np.ndarray:
     """Rows of a routed rank that are told at its ``turn``-th use: evenly spaced, each turn others."""
-    if source.kept == source.rows:
-        return slice(None)
-    return (np.arange(source.kept) * source.rows // source.kept + turn) % source.rows
+    rows = np.arange(told)
+    return rows if told == routed else (rows * routed // told + turn) % routed
 
 
 _cached = lru_cache(maxsize=16)(_route_ranks)
