@@ -119,6 +119,17 @@ def test_settings_keep_a_column_that_goes_with_the_group(tmp_path):
     assert list(settings(tables(tmp_path, outcomes).cells)) == ["tokens_per_rank"]
 
 
+def test_settings_tell_a_recipe_by_its_name_alone(tmp_path):
+    outcomes = []
+    for precision in ("bf16", "fp8_block"):
+        for experts in (16, 60):
+            cell = make_cell(engine="simulate", precision=precision)
+            model = cell.model.model_copy(update={"num_experts": experts})
+            cell = cell.model_copy(update={"cell_id": f"{cell.cell_id}-{experts}", "model": model})
+            outcomes.append(simulated_outcome(cell, base_us=1.0))
+    assert list(settings(tables(tmp_path, outcomes).cells)) == ["precision", "num_experts"]
+
+
 def test_no_pair_gives_an_empty_frame_with_its_columns(tmp_path):
     run = tables(tmp_path, [simulated_outcome(make_cell(engine="simulate"), base_us=1.0)])
     frame = compare_by(run.cells, run.samples, by="precision")

@@ -54,7 +54,7 @@ def settings(cells: pd.DataFrame) -> pd.DataFrame:
     shown = cells[varying_columns(cells, among=[name for name in DESCRIBING if name not in ("group", "method")])]
     if not _alike(shown).any():
         return shown
-    shown = pd.concat([shown, _hidden(cells, _alike(shown))], axis=1)
+    shown = pd.concat([shown, _hidden(cells, shown)], axis=1)
     for name in ("group", "cell_id"):
         if _alike(shown).any() and cells[name].nunique() > 1:
             shown = shown.assign(**{name: cells[name]})
@@ -67,12 +67,15 @@ def _alike(shown: pd.DataFrame) -> pd.Series:
     return shown.astype(object).where(shown.notna(), "-").duplicated(keep=False)
 
 
-def _hidden(cells: pd.DataFrame, alike: pd.Series) -> pd.DataFrame:
-    """Paths of the planned cells that differ among the rows that look ``alike``; one that says the same is left out."""
+def _hidden(cells: pd.DataFrame, shown: pd.DataFrame) -> pd.DataFrame:
+    """Paths of the planned cells that differ between rows alike in ``shown``; one that says the same is left out."""
     flat = pd.DataFrame([_leaves(cell) for cell in planned_cells(cells)], index=cells.index)
+    alike = flat[_alike(shown)]
     told = {"cell_id", "scenario", "group", "kernel", "method", "engine", *COLUMN_PATHS.values()}
     free = [path for path in flat if not any(path == name or path.startswith(f"{name}.") for name in told - {"model"})]
-    differing = [path for path in free if flat.loc[alike, path].nunique(dropna=False) > 1]
+    looks = shown.loc[alike.index].astype(str).apply(tuple, axis=1) if len(shown.columns) else ["all"] * len(alike)
+    counts = alike[free].groupby(pd.Series(looks, index=alike.index)).nunique(dropna=False).max()
+    differing = [path for path in free if counts[path] > 1]
     kept = varying_columns(flat, among=differing)
     tails = [path.rpartition(".")[2] for path in kept]
     names = [
