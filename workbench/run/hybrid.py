@@ -13,6 +13,7 @@ from workbench.simulate.traffic import group_traffic
 from workbench.spec.errors import Unsupported
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import Cell
+from workbench.workload.sources import source_tokens
 
 METHOD = "measured+roofline"
 EXCHANGES = ("count_exchange", "dispatch", "combine", "tp_reduce")
@@ -87,7 +88,7 @@ def _times(record: Record, *, priced: dict[str, float], shift: float) -> dict[st
 
 
 def _throughput(cell: Cell, *, latency_us: float) -> dict[str, Any]:
-    per_gpu = cell.workload.tokens_per_rank / latency_us * 1e6 / cell.parallel.tp
+    per_gpu = float(source_tokens(cell).mean()) / latency_us * 1e6 / cell.parallel.tp
     usd = cell.cluster.usd_per_gpu_hour
     return {
         "tokens_per_s": per_gpu * cell.ep * cell.parallel.tp,

@@ -83,7 +83,7 @@ def _work_fields(cell: Cell, prepared: Prepared) -> dict[str, Any]:
         "touched_experts": touched,
         "weight_bytes": layer.experts.nbytes + shared_bytes,
         "pairs": pairs,
-        "dropped_tokens": int((prepared.traffic.ids[prepared.group_rank] < 0).sum()),
+        "dropped_tokens": int(prepared.traffic.missing[prepared.group_rank].sum()),
         "expert_tokens": counts,
     }
 

@@ -20,6 +20,7 @@ from workbench.simulate.compute import above_peak, rates_of
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import AllToAllScope, Cell
 from workbench.workload.loads import load_stats
+from workbench.workload.sources import source_tokens
 
 METHOD = "measured"
 COMMUNICATION = ("dispatch", "combine")
@@ -170,7 +171,7 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
         memory_us, math_us = moved / rates.bytes_per_us, flops / rates.expert_flops_per_us
         fields["roofline_fraction"] = max(memory_us, math_us) / latency_us
         fields["bound_by"] = "memory" if memory_us > math_us else "compute"
-    tokens = cell.workload.tokens_per_rank
+    tokens = float(source_tokens(cell).mean())
     if cell.model is not None and tokens and len(reports) == cell.ep:
         per_gpu, usd = tokens / seconds, cell.cluster.usd_per_gpu_hour
         fields |= {

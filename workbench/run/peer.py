@@ -55,7 +55,7 @@ def find_peer(cell: Cell, device: torch.device) -> Peer | None:
 def _request(cell: Cell) -> LayerRequest:
     model = cell.model
     assert model is not None
-    drops = bool((route_all(cell).ids < 0).any())
+    drops = bool(route_all(cell).missing.any())
     elsewhere = cell.ep > 1 and (cell.parallel.ranks != "all" or cell.dispatch.strategy not in ONE_COLUMN)
     return LayerRequest(
         num_experts=(model.num_experts + int(cell.balance.placement.redundant_experts)) // cell.ep,

@@ -100,7 +100,7 @@ def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: E
     else:
         exchange = Staying(x_TH, rank_plan.ids, rank_plan.weights)
     layer = make(exchange=exchange)
-    ids, weights = traffic.ids[group_rank], traffic.weights[group_rank]
+    ids, weights = traffic.ids[group_rank, : len(x_TH)], traffic.weights[group_rank, : len(x_TH)]
     if not plan.hops:
         ids = _experts_at(expert_map, group_rank, rank_plan.ids.cpu().numpy())
         weights = rank_plan.weights.cpu().numpy()
@@ -126,12 +126,10 @@ def _slice(
     slots = to_slots(expert_map, traffic.ids)
     here = slots // expert_map.slots_per_rank == group_rank
     kept = here.any(axis=-1)
-    rows = [
-        rank_activations(cell, rank=source, step=step).to(context.device)[
-            torch.from_numpy(kept[source]).to(context.device)
-        ]
-        for source in range(cell.ep)
-    ]
+    rows = []
+    for source in range(cell.ep):
+        x_TH = rank_activations(cell, rank=source, step=step).to(context.device)
+        rows.append(x_TH[torch.from_numpy(kept[source, : len(x_TH)]).to(context.device)])
     local = np.where(here, slots % expert_map.slots_per_rank, -1)[kept].astype(np.int32)
     weights = np.where(here, traffic.weights, 0)[kept].astype(np.float32)
     tokens_BH = torch.cat(rows)

@@ -22,6 +22,7 @@ from workbench.simulate.train import FLOPS_FACTOR
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import Cell
 from workbench.workload.loads import load_stats
+from workbench.workload.sources import source_tokens
 
 SECONDS_PER_HOUR = 3600
 
@@ -82,7 +83,7 @@ def rate_fields(cell: Cell, layers: list[LayerCost], *, latency_us: float, scale
     """Rates of one GPU over the whole latency: expert FLOPs of its share, bytes of the slowest rank."""
     model = cell.model
     assert model is not None
-    tokens, group_gpus = cell.workload.tokens_per_rank, cell.ep * cell.parallel.tp
+    tokens, group_gpus = float(source_tokens(cell).mean()), cell.ep * cell.parallel.tp
     rates = rates_of(cell.cluster.hardware, cell.precision)
     fields: dict[str, Any] = {
         "math_path": rates.math_path,

@@ -25,6 +25,7 @@ from workbench.run.train_layer import TrainLayer
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
 from workbench.spec.scenario import Cell
+from workbench.workload.sources import source_tokens
 from workbench.workload.traffic import cell_router, rank_router, router_arguments
 
 UPSTREAM = 7919
@@ -65,7 +66,7 @@ def router_options(cell: Cell) -> dict:
 def upstream_gradients(cell: Cell, *, rank: int) -> Tensor:
     """bf16 [T, H], standard normal: the gradient that a rank's layer gets from what comes after it."""
     generator = torch.Generator().manual_seed((cell.workload.seed * 1_000_003 + UPSTREAM) * 65_537 + rank)
-    shape = (cell.workload.tokens_per_rank, cell.model.hidden)
+    shape = (int(source_tokens(cell)[rank]), cell.model.hidden)
     return torch.randn(*shape, generator=generator).to(torch.bfloat16)
 
 
@@ -154,10 +155,9 @@ def _require_trainable(cell: Cell) -> None:
 
 def _require_weights(prepared: Prepared, options: dict) -> None:
     """The gradient must be that of the weights that are used: a capacity may change them after the router."""
-    ids, weights = (torch.from_numpy(np.array(part[prepared.group_rank])) for part in _routed(prepared))
-    if not torch.allclose(
-        router_weights(prepared.layer.logits_TE.cpu(), ids, **options), weights, rtol=1e-3, atol=1e-5
-    ):
+    logits = prepared.layer.logits_TE.cpu()
+    ids, weights = (torch.from_numpy(np.array(part[prepared.group_rank, : len(logits)])) for part in _routed(prepared))
+    if not torch.allclose(router_weights(logits, ids, **options), weights, rtol=1e-3, atol=1e-5):
         raise Unsupported(f"router: {options['kind']} with this balance.capacity has no gradient in scope train_step")
 
 

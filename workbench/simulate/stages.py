@@ -23,6 +23,7 @@ from workbench.spec.model import Model
 from workbench.spec.precision import NumberFormat, Precision, tensor_bytes
 from workbench.spec.router import Cosine, Router
 from workbench.spec.scenario import Cell
+from workbench.workload.sources import source_tokens
 from workbench.workload.traffic import cell_router
 
 
@@ -45,7 +46,7 @@ def layer_stages(cell: Cell, traffic: GroupTraffic) -> LayerStages:
     model = cell.model
     assert model is not None
     rates = rates_of(cell.cluster.hardware, cell.precision)
-    tokens_R = np.full(traffic.num_ranks, float(cell.workload.tokens_per_rank))
+    tokens_R = source_tokens(cell).astype(np.float64)
     before: list[Stage] = []
     experts = _expert_stages(cell, traffic, rates=rates)
     after: list[Stage] = []

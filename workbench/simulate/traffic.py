@@ -15,6 +15,7 @@ from workbench.simulate.network import HopLoad, hop_load
 from workbench.simulate.sampling import full_counts
 from workbench.spec.scenario import Cell
 from workbench.workload.loads import slot_counts
+from workbench.workload.sources import source_tokens
 from workbench.workload.traffic import RoutedTraffic, route_all
 
 MAX_SAMPLED_TOKENS = 32_768
@@ -94,7 +95,8 @@ def count_traffic(cell: Cell, traffic: RoutedTraffic) -> GroupTraffic:
     plan = make_plan(cell, traffic, expert_map_of(cell, traffic))
     slots_RS = plan.slot_loads()
     sampled = traffic.ids.shape[1]
-    scale = cell.workload.tokens_per_rank / sampled if sampled else 1.0
+    routed = int(traffic.tokens_R.sum())
+    scale = float(source_tokens(cell).sum() / routed) if routed else 1.0
     node_R = plan.topology.node_of
     hops = tuple(
         hop_load(name, rows_RR, messages_RR, node_R=node_R, scale=scale)
@@ -102,7 +104,7 @@ def count_traffic(cell: Cell, traffic: RoutedTraffic) -> GroupTraffic:
     )
     loads_E = slot_counts(traffic.ids, cell.model.num_experts)
     expert_tokens_E = full_counts(loads_E, scale=scale)
-    rows_R = hops[-1].received_R if hops else np.full(cell.ep, float(cell.workload.tokens_per_rank))
+    rows_R = hops[-1].received_R if hops else source_tokens(cell).astype(np.float64)
     return GroupTraffic(
         num_ranks=cell.ep,
         sampled_tokens=sampled,

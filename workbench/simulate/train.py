@@ -23,6 +23,7 @@ from workbench.spec.model import Model
 from workbench.spec.parallel import experts_per_rank
 from workbench.spec.precision import ELEMENT_BITS, NumberFormat, Precision, tensor_bytes
 from workbench.spec.scenario import Cell
+from workbench.workload.sources import source_tokens
 from workbench.workload.traffic import cell_router
 
 FLOPS_FACTOR = 3
@@ -87,7 +88,7 @@ def backward_stages(cell: Cell, traffic: GroupTraffic) -> BackwardStages:
     model = cell.model
     assert model is not None
     rates = rates_of(cell.cluster.hardware, cell.precision)
-    tokens_R = np.full(traffic.num_ranks, float(cell.workload.tokens_per_rank))
+    tokens_R = source_tokens(cell).astype(np.float64)
     out_row, back_row = gradient_row_bytes(cell)
     before: list[Stage] = []
     after: list[Stage] = []
