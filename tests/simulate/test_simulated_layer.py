@@ -208,7 +208,7 @@ def test_records_repeat_exactly():
         ({"dispatch": {"overlap": {"kind": "chunk", "degree": 2}}}, "overlap chunk"),
         ({"dispatch": {"overlap": "two_batch"}}, "overlap two_batch"),
         ({"dispatch": {"strategy": "bruck"}}, "bruck"),
-        ({"skew": {"kind": "topics"}}, "topics"),
+        ({"skew": {"kind": "hot_rank", "rank": 99}}, "workload.skew.rank: 99"),
         ({"router": {"kind": "recorded"}}, "recorded"),
         ({"placement": "lp"}, "lp"),
         ({"balance": {"training": "bias", "placement": {"redundant_experts": 0}}}, "training"),

@@ -8,9 +8,11 @@ from kernels.routing import ROUTERS, slot_limit
 from tests.workload.factory import make_cell
 from workbench.spec.dispatch import Balance
 from workbench.spec.errors import Unsupported
+from workbench.spec.router import Hash
 from workbench.spec.scenario import Cell
 from workbench.workload import traffic
 from workbench.workload.loads import slot_counts
+from workbench.workload.logits import Batch, token_topics
 from workbench.workload.skew import Crowd
 from workbench.workload.token_ids import token_ids
 from workbench.workload.traffic import rank_logits, rank_router, route_all, routing_width
@@ -105,20 +107,32 @@ def test_the_hash_router_feels_the_skew_of_the_words():
     assert worst("uniform") < 1.1
     assert worst("balanced") < 1.1
     assert worst({"kind": "zipf", "alpha": 1.5}) > 1.5
-    with pytest.raises(Unsupported, match="hot_rank speaks of experts"):
-        route_all(cell_of("hash", skew={"kind": "hot_rank"}))
+    for kind in ("hot_rank", "rotating_hot_rank", "cold_rank"):
+        with pytest.raises(Unsupported, match=f"{kind} speaks of experts"):
+            route_all(cell_of("hash", skew={"kind": kind}))
+
+
+def test_tokens_of_a_topic_share_words():
+    skew = {"kind": "topics", "num_topics": 4, "strength": 3.0, "sequence_tokens": 50, "correlation": 0.4}
+    topics = make_cell(skew=skew).workload.skew
+    crowd = Crowd(num_experts=16, top_k=3, num_ranks=1, num_tokens=20_000, seed=0, layer=0, step=0)
+    ids = token_ids(topics, crowd, Batch(Hash(), 0, 20_000, 0, 0), vocabulary=100_000).reshape(-1, 50)
+    same = (ids[:, 1:] == ids[:, :-1]).mean()
+    assert 0.39 < same < 0.43
+    first = token_topics(topics, crowd, rank=0, rows=20_000)[::50]
+    words = [set(ids[first == topic].ravel().tolist()) for topic in range(2)]
+    assert len(words[0] & words[1]) < 0.25 * min(map(len, words))
 
 
 def test_ids_follow_the_popularity_of_the_vocabulary():
     crowd = Crowd(num_experts=16, top_k=3, num_ranks=2, num_tokens=20_000, seed=0, layer=5, step=0)
     cell = make_cell(skew={"kind": "zipf", "alpha": 1.0})
-    ids = np.concatenate(
-        [token_ids(cell.workload.skew, crowd, vocabulary=100, rank=r, rows=10_000, first=0) for r in range(2)]
-    )
+    batches = [Batch(Hash(), rank, 10_000, 10_000 * rank, 10_000 * rank) for rank in range(2)]
+    ids = np.concatenate([token_ids(cell.workload.skew, crowd, batch, vocabulary=100) for batch in batches])
     shares = np.sort(np.bincount(ids, minlength=100))[::-1] / ids.size
     expected = 1 / np.arange(1, 101)
     np.testing.assert_allclose(shares[:10], (expected / expected.sum())[:10], rtol=0.1)
     balanced = make_cell(skew="balanced").workload.skew
-    dealt = [token_ids(balanced, crowd, vocabulary=7, rank=r, rows=10_000, first=10_000 * r) for r in range(2)]
+    dealt = [token_ids(balanced, crowd, batch, vocabulary=7) for batch in batches]
     assert dealt[1][0] == 10_000 % 7
     assert np.ptp(np.bincount(np.concatenate(dealt))) <= 1

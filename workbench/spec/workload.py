@@ -58,16 +58,38 @@ class HotRank(Frozen):
     rank: NonNegative = 0
 
 
+class RotatingHotRank(Frozen):
+    """``hot_rank`` that moves on to the next rank every ``period`` steps, starting at rank 0."""
+
+    kind: Literal["rotating_hot_rank"] = "rotating_hot_rank"
+    factor: Positive = 4.0
+    period: Count = 1
+
+
+class ColdRank(Frozen):
+    """The experts of one rank draw no token; the others are equally popular."""
+
+    kind: Literal["cold_rank"] = "cold_rank"
+    rank: NonNegative = 0
+
+
 class Topics(Frozen):
-    """Tokens come in topics that favour the same experts."""
+    """Tokens of a sequence share a topic, and neighbours in it are alike.
+
+    Each ``sequence_tokens`` neighbouring tokens of a rank are a sequence of one of ``num_topics`` topics. A topic's log
+    popularity over experts has the standard deviation ``strength``; the noise of an expert's logit has the
+    ``correlation`` between neighbours, and its power between tokens further apart.
+    """
 
     kind: Literal["topics"] = "topics"
     num_topics: Count = 8
     strength: NonNegativeReal = 1.0
+    sequence_tokens: Count = 64
+    correlation: Fraction = 0.5
 
 
 class Drift(Frozen):
-    """Popularity wanders from step to step."""
+    """Log popularity of the standard deviation ``sigma``, correlated by exp(-rate) from one step to the next."""
 
     kind: Literal["drift"] = "drift"
     sigma: NonNegativeReal = 1.0
@@ -85,7 +107,7 @@ class Trace(Frozen):
 
 
 Skew = Annotated[
-    Uniform | Balanced | PowerLaw | Zipf | Lognormal | HotRank | Topics | Drift | Trace,
+    Uniform | Balanced | PowerLaw | Zipf | Lognormal | HotRank | RotatingHotRank | ColdRank | Topics | Drift | Trace,
     Field(discriminator="kind"),
     BeforeValidator(kind_from_text),
 ]

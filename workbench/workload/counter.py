@@ -5,9 +5,11 @@ logarithm depends on the processor. So only raw words are taken from it, and log
 IEEE-exact operations (add, multiply, divide, integer views).
 """
 
+from statistics import NormalDist
+
 import numpy as np
 
-POPULARITY, TOKENS, DATA, CHANNELS, DEAL, ROUTER, TOKEN_IDS, SOURCES = range(8)
+POPULARITY, TOKENS, DATA, CHANNELS, DEAL, ROUTER, TOKEN_IDS, SOURCES, TOPICS, SEQUENCES, COPIES = range(11)
 """Purposes: streams of different purposes are independent."""
 
 _CHUNK = 1 << 15  # float64 temporaries of this many values stay in the cache of one core
@@ -17,6 +19,12 @@ def raw_words(count: int, *, seed: int, purpose: int, place: tuple[int, ...]) ->
     """uint64 [count] from Philox, keyed by (seed, purpose, place); a prefix does not depend on ``count``."""
     sequence = np.random.SeedSequence(seed, spawn_key=(purpose, *place))
     return np.random.Philox(sequence).random_raw(count)
+
+
+def normal(count: int, *, seed: int, purpose: int, place: tuple[int, ...]) -> np.ndarray:
+    """Standard normal float64 [count], one by one in Python: for tables of experts, not of tokens."""
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(u) for u in uniform(count, seed=seed, purpose=purpose, place=place)])
 
 
 def uniform(count: int, *, seed: int, purpose: int, place: tuple[int, ...]) -> np.ndarray:

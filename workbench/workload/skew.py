@@ -1,23 +1,33 @@
-"""How popular each expert is: one log popularity per expert, shared by all ranks of one (seed, layer, step).
+"""How popular each expert is: one log popularity per expert, shared by all ranks of one (seed, layer).
 
 Top-k of log popularity plus Gumbel noise draws k experts without replacement, each time in proportion to the
-popularity of those left. Equivalently every expert waits an exponential time with its popularity as rate, and the
-first k to arrive are taken; so with rates w an expert is among them with a chance near 1 - exp(-w * t), where t makes
-the chances add up to k. Skews that promise loads (power_law, hot_rank, lognormal with max_over_mean) are turned into
-popularity through this relation; routers that limit groups bend the loads further.
+popularity of those left. Skews that promise loads (power_law, lognormal with max_over_mean, hot_rank,
+rotating_hot_rank, counts of a trace) are turned into popularity by ``inclusion``; routers that limit groups or drop
+bend the loads further.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import NormalDist
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from workbench.spec.errors import Unsupported
-from workbench.spec.workload import HotRank, Lognormal, PowerLaw, Skew, Uniform, Zipf
-from workbench.workload.counter import POPULARITY, permutation, uniform
-
-MAX_INCLUSION = 0.999  # an expert that every token takes would need an infinite logit
+from workbench.spec.router import Router
+from workbench.spec.workload import (
+    ColdRank,
+    Drift,
+    HotRank,
+    Lognormal,
+    PowerLaw,
+    RotatingHotRank,
+    Skew,
+    Uniform,
+    Zipf,
+)
+from workbench.workload.counter import POPULARITY, normal, permutation, uniform
+from workbench.workload.drift import Walk, state
+from workbench.workload.inclusion import MAX_INCLUSION, NEVER, logs_of_loads, waiting_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,50 +44,31 @@ class Crowd:
 
     @property
     def stream(self) -> dict:
-        return {"seed": self.seed, "purpose": POPULARITY, "place": (self.layer, self.step)}
+        """Where popularity is drawn from: the same in every step, so that a placement may hold for the next ones."""
+        return {"seed": self.seed, "purpose": POPULARITY, "place": (self.layer, 0)}
+
+
+MOVING = ("rotating_hot_rank", "drift", "trace")
+"""Kinds whose popularity depends on the step."""
+OF_EXPERTS = ("hot_rank", "rotating_hot_rank", "cold_rank", "trace")
+"""Kinds that speak of experts by their number, which a router of token ids does not know."""
+
+
+def popularity(skew: Skew, crowd: Crowd) -> np.ndarray:
+    """``log_popularity``, kept for the next rank, step or cell."""
+    return _kept(skew, crowd if skew.kind in MOVING else replace(crowd, step=0))
 
 
 def log_popularity(skew: Skew, crowd: Crowd) -> np.ndarray:
     """float32 [E], scaled so that the popularities add up to 1 (the best logit of a token is then a plain Gumbel).
 
-    Raises Unsupported for kinds without a sampler and for loads that no routing can reach.
+    For the kinds of ``SKEWS``; raises Unsupported for loads that no routing can reach.
     """
     if skew.kind not in SKEWS:
         raise Unsupported(f"workload.skew: kind {skew.kind} has no sampler yet; known: balanced, {', '.join(SKEWS)}")
     logs = SKEWS[skew.kind](skew, crowd)
     peak = logs.max()
     return (logs - peak - np.log(np.exp(logs - peak).sum())).astype(np.float32)
-
-
-def inclusion(rates: np.ndarray, top_k: int) -> np.ndarray:
-    """Chance of every expert to be among a token's k, float64 [E], summing to k; bisects the waiting time."""
-    if top_k >= rates.size:
-        return np.ones(rates.size)
-    low, high = -60.0, 60.0  # log of the waiting time, for rates scaled to a mean of 1
-    scaled = rates / rates.mean()
-    for _ in range(80):
-        middle = (low + high) / 2
-        short = -np.expm1(-scaled * np.exp(middle)).sum() < top_k
-        low, high = (middle, high) if short else (low, middle)
-    return -np.expm1(-scaled * np.exp(low))
-
-
-def logs_of_loads(shares: np.ndarray, top_k: int) -> np.ndarray:
-    """Log popularity under which expert loads are in proportion to ``shares``; loads above one a token are cut."""
-    chances = shares / shares.sum() * top_k
-    if top_k >= shares.size:
-        return np.zeros(shares.size)
-    for _ in range(shares.size):
-        over = chances >= MAX_INCLUSION
-        free = ~over
-        if not over.any() or not free.any():
-            break
-        chances[over] = MAX_INCLUSION
-        lack = top_k - MAX_INCLUSION * over.sum() - chances[free].sum()
-        if lack <= 1e-12:
-            break
-        chances[free] *= 1 + lack / chances[free].sum()
-    return np.log(-np.log1p(-np.minimum(chances, MAX_INCLUSION)))
 
 
 def _uniform(skew: Uniform, crowd: Crowd) -> np.ndarray:
@@ -103,13 +94,14 @@ def _zipf(skew: Zipf, crowd: Crowd) -> np.ndarray:
 
 
 def _lognormal(skew: Lognormal, crowd: Crowd) -> np.ndarray:
-    normal = np.array([NormalDist().inv_cdf(u) for u in uniform(crowd.num_experts, **crowd.stream)])
+    drawn = normal(crowd.num_experts, **crowd.stream)
     if skew.max_over_mean is None:
-        return skew.sigma * normal
-    return _sigma_for(skew.max_over_mean, normal, crowd) * normal
+        return skew.sigma * drawn
+    sigma = _sigma_for(skew.max_over_mean, drawn, crowd)
+    return logs_of_loads(_arriving(np.exp(sigma * (drawn - drawn.max())), crowd.top_k), crowd.top_k)
 
 
-def _sigma_for(target: float, normal: np.ndarray, crowd: Crowd) -> float:
+def _sigma_for(target: float, drawn: np.ndarray, crowd: Crowd) -> float:
     """The sigma whose expected loads have this maximum over their mean."""
     highest = crowd.num_experts / crowd.top_k
     if target == 1:
@@ -122,18 +114,32 @@ def _sigma_for(target: float, normal: np.ndarray, crowd: Crowd) -> float:
     low, high = 0.0, 50.0
     for _ in range(60):
         sigma = (low + high) / 2
-        spread = sigma * (normal - normal.max())
-        reached = inclusion(np.exp(spread), crowd.top_k).max() * highest >= target
+        reached = _arriving(np.exp(sigma * (drawn - drawn.max())), crowd.top_k).max() * highest >= target
         low, high = (low, sigma) if reached else (sigma, high)
     return low
 
 
+def _arriving(rates: np.ndarray, top_k: int) -> np.ndarray:
+    """Chances of arriving by one common time, that make k together: log-normal, and bent down near 1."""
+    if top_k >= rates.size:
+        return np.ones(rates.size)
+    scaled = rates / rates.mean()
+    return -np.expm1(-scaled * np.exp(waiting_time(scaled, top_k)))
+
+
+def home_of_experts(crowd: Crowd) -> np.ndarray:
+    """Rank of every expert in linear order without replicas, so that placements can be compared on one traffic."""
+    return np.arange(crowd.num_experts) * crowd.num_ranks // crowd.num_experts
+
+
+def _require_rank(rank: int, crowd: Crowd) -> None:
+    if rank >= crowd.num_ranks:
+        raise Unsupported(f"workload.skew.rank: {rank} is not among the {crowd.num_ranks} ranks of parallel.ep")
+
+
 def _hot_rank(skew: HotRank, crowd: Crowd) -> np.ndarray:
-    """The rank's experts under linear placement, so that placements can be compared on the same traffic."""
-    if skew.rank >= crowd.num_ranks:
-        raise Unsupported(f"workload.skew.rank: {skew.rank} is not among the {crowd.num_ranks} ranks of parallel.ep")
-    home = np.arange(crowd.num_experts) * crowd.num_ranks // crowd.num_experts
-    shares = np.where(home == skew.rank, skew.factor, 1.0)
+    _require_rank(skew.rank, crowd)
+    shares = np.where(home_of_experts(crowd) == skew.rank, skew.factor, 1.0)
     hottest = shares.max() / shares.sum() * crowd.top_k
     if hottest > 1 and crowd.num_ranks > 1 and crowd.top_k < crowd.num_experts:
         raise Unsupported(
@@ -143,10 +149,53 @@ def _hot_rank(skew: HotRank, crowd: Crowd) -> np.ndarray:
     return logs_of_loads(shares, crowd.top_k)
 
 
+def _rotating_hot_rank(skew: RotatingHotRank, crowd: Crowd) -> np.ndarray:
+    rank = crowd.step // skew.period % crowd.num_ranks
+    return _hot_rank(HotRank(factor=skew.factor, rank=rank), crowd)
+
+
+def _cold_rank(skew: ColdRank, crowd: Crowd) -> np.ndarray:
+    _require_rank(skew.rank, crowd)
+    warm = home_of_experts(crowd) != skew.rank
+    if warm.sum() < crowd.top_k:
+        raise Unsupported(
+            f"workload.skew: without the experts of rank {skew.rank} {int(warm.sum())} are left, but a token takes"
+            f" top_k {crowd.top_k}"
+        )
+    return np.where(warm, 0.0, NEVER)
+
+
+def require_warm_experts(skew: ColdRank, router: Router, crowd: Crowd) -> None:
+    """Raises Unsupported for a router that takes experts whatever their logits, or that may be left without enough."""
+    _cold_rank(skew, crowd)
+    if router.kind in ("random", "expert_choice"):
+        raise Unsupported(f"workload.skew: router {router.kind} gives tokens to the experts of a cold_rank too")
+    groups, kept = getattr(router, "num_groups", 1), getattr(router, "topk_group", 1)
+    group_of = np.arange(crowd.num_experts) * groups // crowd.num_experts
+    warm = np.bincount(group_of[home_of_experts(crowd) != skew.rank], minlength=groups)
+    warm = np.sort(warm[warm > 0])[:kept]
+    if warm.sum() < crowd.top_k:
+        raise Unsupported(
+            f"workload.skew: without the experts of rank {skew.rank}, {kept} of the router's {groups} groups may hold"
+            f" {int(warm.sum())} experts, but a token takes top_k {crowd.top_k}"
+        )
+
+
+def _drift(skew: Drift, crowd: Crowd) -> np.ndarray:
+    walk = Walk(crowd.num_experts, float(np.exp(-skew.rate)), crowd.seed, crowd.layer)
+    return skew.sigma * state(walk, crowd.step)
+
+
 SKEWS: dict[str, Callable[[Skew, Crowd], np.ndarray]] = {
     "uniform": _uniform,
     "power_law": _power_law,
     "zipf": _zipf,
     "lognormal": _lognormal,
     "hot_rank": _hot_rank,
+    "rotating_hot_rank": _rotating_hot_rank,
+    "cold_rank": _cold_rank,
+    "drift": _drift,
 }
+
+
+_kept = lru_cache(maxsize=256)(log_popularity)

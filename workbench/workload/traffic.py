@@ -17,10 +17,10 @@ from kernels.routing import ROUTERS, Routing, limit_capacity
 from workbench.spec.errors import Unsupported
 from workbench.spec.router import ExpertChoice, Hash, Router
 from workbench.spec.scenario import Cell
-from workbench.spec.workload import Skew, Sources
-from workbench.workload.counter import ROUTER, TOKENS, gumbel, raw_words
-from workbench.workload.deal import dealt_logits
-from workbench.workload.skew import Crowd, log_popularity
+from workbench.spec.workload import ColdRank, Skew, Sources
+from workbench.workload.counter import ROUTER, raw_words
+from workbench.workload.logits import Batch, token_logits
+from workbench.workload.skew import Crowd, require_warm_experts
 from workbench.workload.sources import source_tokens, spread_tokens
 from workbench.workload.token_ids import token_ids
 
@@ -87,13 +87,16 @@ class _Source:
         crowd = self.crowd
         return spread_tokens(self.sources, num_ranks=crowd.num_ranks, tokens=self.tokens, seed=crowd.seed, told=rows)
 
-    def first_token(self, rank: int) -> int:
-        """Routed tokens of the ranks before this one."""
-        return int(self.share_R(self.rows)[:rank].sum())
-
-    def routed_rows(self, rank: int) -> int:
+    def batch(self, rank: int) -> Batch:
         """Tokens routed of a rank: as many as the longest of those that share its routing needs."""
-        return int(self.share_R(self.rows)[rank % self.routed_ranks :: self.routed_ranks].max())
+        routed_R = self.share_R(self.rows)
+        return Batch(
+            router=self.router,
+            rank=rank,
+            rows=int(routed_R[rank % self.routed_ranks :: self.routed_ranks].max()),
+            first=int(routed_R[:rank].sum()),
+            start=int(self.share_R(self.tokens)[:rank].sum()),
+        )
 
     @property
     def width(self) -> int:
@@ -181,32 +184,20 @@ def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) ->
 
 
 def _logits(source: _Source, rank: int) -> np.ndarray:
-    crowd, rows = source.crowd, source.routed_rows(rank)
-    if source.skew.kind == "balanced":
-        return dealt_logits(crowd, router=source.router, rank=rank, rows=rows, first=source.first_token(rank))
-    place = (rank, crowd.layer, crowd.step)
-    noise = gumbel(rows, crowd.num_experts, seed=crowd.seed, purpose=TOKENS, place=place)
-    noise += _popularity(source.skew, crowd)
-    return noise
-
-
-@lru_cache(maxsize=64)
-def _popularity(skew: Skew, crowd: Crowd) -> np.ndarray:
-    return log_popularity(skew, crowd)
+    return token_logits(source.skew, source.crowd, source.batch(rank))
 
 
 def _router(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
     router, crowd = source.router, source.crowd
     if router.kind not in ROUTERS:
         raise Unsupported(f"router: kind {router.kind} is not there yet; known: {', '.join(ROUTERS)}")
+    if isinstance(source.skew, ColdRank):
+        require_warm_experts(source.skew, router, crowd)
     route, top_k = ROUTERS[router.kind], crowd.top_k
     word = raw_words(1, seed=crowd.seed, purpose=ROUTER, place=(rank, crowd.layer, crowd.step))[0]
     arguments = router_arguments(router, crowd.num_experts, seed=int(word >> np.uint64(1)), device=device)
     if isinstance(router, Hash):
-        ids = token_ids(
-            source.skew, crowd, vocabulary=router.vocabulary, rank=rank, rows=source.routed_rows(rank),
-            first=int(source.share_R(source.tokens)[:rank].sum()),
-        )  # fmt: skip
+        ids = token_ids(source.skew, crowd, source.batch(rank), vocabulary=router.vocabulary)
         arguments["token_ids"] = torch.from_numpy(ids).to(device)
 
     def routed(logits_TE: torch.Tensor) -> Routing:
@@ -221,7 +212,7 @@ def _router(source: _Source, rank: int, *, device: torch.device | str, backend: 
 def _route(source: _Source, rank: int) -> Routing:
     route = _router(source, rank, device="cpu", backend="torch")
     if source.router.kind in _BLIND:
-        return route(torch.zeros(()).expand(source.routed_rows(rank), source.crowd.num_experts))
+        return route(torch.zeros(()).expand(source.batch(rank).rows, source.crowd.num_experts))
     return route(torch.from_numpy(_logits(source, rank)))
 
 
