@@ -16,6 +16,7 @@ from kernels.grouped_gemm.expert_gemm import SCALING
 from kernels.grouped_gemm.expert_kernels import dense_expert_kernel
 from kernels.grouped_gemm.packed_kernel import packed_expert_kernel
 from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, choose_tile, family
+from kernels.grouped_gemm.tma_kernel import tma_expert_kernel
 from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
 from kernels.triton_rows import activation_kernel, combine_kernel, quantise_block_kernel
 
@@ -105,7 +106,7 @@ def compile_expert_gemm(
 ) -> Compiled:
     """A GEMM of the fused layer as ``expert_gemm`` launches it; ``gpt_oss``: interleaved, clamped, with biases."""
     packed = family(weights_format) == "fp4"
-    kernel = packed_expert_kernel if packed else dense_expert_kernel
+    kernel = packed_expert_kernel if packed else tma_expert_kernel if tile.tma else dense_expert_kernel
     element = "*bf16" if weights_format == "bf16" or packed else "*fp8e4nv"
     scale = "*fp32" if packed or weights_format != "bf16" else None
     types: dict[str, str | None] = {"a_ptr": element, "w_ptr": element, "a_scale_ptr": scale, "w_scale_ptr": scale}
@@ -115,6 +116,9 @@ def compile_expert_gemm(
     types |= dict.fromkeys(("offsets_ptr", "starts_ptr"), None if direct else "*i64")
     types |= {"alpha": "fp32", "limit": "fp32"}
     interleaved = gated and gpt_oss
+    columns = tile.block_n * (2 if interleaved else 1)
+    types["w_desc"] = f"tensordesc<{element[1:]}[{2 if gated and not interleaved else 1}, {columns}, {tile.block_k}]>"
+    types["a"] = element if gated else f"tensordesc<{element[1:]}[{tile.block_m}, {tile.block_k}]>"
     constexprs: dict[str, object] = {name: None for name, kind in types.items() if kind is None}
     constexprs |= {"n_size": n_size, "k_size": k_size, "top_k": 8, "gated": gated, "clamped": gpt_oss}
     constexprs |= {"gate_step": 2 if interleaved else 1, "up_offset": (1 if interleaved else n_size) if gated else 0}
@@ -122,7 +126,7 @@ def compile_expert_gemm(
     constexprs |= {"widen": False, "swap": tile.swap, "nvfp4": weights_format == "nvfp4", "num_stages": tile.num_stages}
     constexprs |= {"block_m": tile.block_m, "block_n": tile.block_n, "block_k": tile.block_k, "group_m": tile.group_m}
     one_scale = not interleaved and (not gated or n_size % 128 == 0) and 128 % tile.block_n == 0
-    constexprs |= {"scaling": SCALING.get(weights_format, "none"), "tile_scale": one_scale}
+    constexprs |= {"scaling": SCALING.get(weights_format, "none"), "tile_scale": one_scale, "a_is_desc": not gated}
     known = set(kernel.arg_names)
     constexprs = {name: value for name, value in constexprs.items() if name in known}
     signature = {name: kind for name, kind in types.items() if kind is not None and name in known}

@@ -13,6 +13,7 @@ from kernels.grouped_gemm.expert_kernels import dense_expert_kernel
 from kernels.grouped_gemm.packed import PackedWeights
 from kernels.grouped_gemm.packed_kernel import packed_expert_kernel
 from kernels.grouped_gemm.tiles import Tile
+from kernels.grouped_gemm.tma_gemm import launch_tma, takes_descriptors
 from kernels.triton_permute import RowPlan
 from kernels.triton_rows import interpreted, storable
 
@@ -95,6 +96,12 @@ def _launch_dense(a, weights, bias_EN, out, weights_P, plan, limits, tile, commo
     scale_strides = (weights.scale.stride(0), 1 if per_column else 0) if weights.scale is not None else (0, 0)
     # Columns of a tile share a scale if the tile lies within 128 of them.
     tile_scale = common["gate_step"] == 1 and common["up_offset"] % 128 == 0 and 128 % tile.block_n == 0
+    if takes_descriptors(tile, w, a_data, plan, tile_scale=tile_scale or scaling != "block"):
+        launch_tma(
+            a_data, a_scale, w, weights.scale, bias_EN, out, weights_P, plan, limits=limits, tile=tile,
+            scale_strides=(stride_as, *scale_strides), scaling=scaling, common=common,
+        )  # fmt: skip
+        return
     grid = (plan.num_blocks * triton.cdiv(common["n_size"], tile.block_n),)
     dense_expert_kernel[grid](
         a_data, a_scale, w, weights.scale, bias_EN, out,

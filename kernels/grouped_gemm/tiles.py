@@ -12,6 +12,7 @@ from kernels.tuned import load_table
 class Tile:
     """Block sizes, launch shape, how many row blocks share a column block's weights before the next (L2 reuse), and
     whether the weights are the first operand of the product. ``max_registers`` a thread: 0 leaves it to the compiler.
+    ``tma``: weights come through tensor descriptors, where the operands allow it.
     """
 
     block_m: int
@@ -22,6 +23,7 @@ class Tile:
     group_m: int
     swap: bool = False
     max_registers: int = 0
+    tma: bool = False
 
 
 # Weight format -> (largest mean rows an expert, tile), ascending; the last entry takes the rest.

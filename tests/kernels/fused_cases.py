@@ -9,6 +9,7 @@ import torch
 
 from kernels.activation import Activation
 from kernels.fused import fused_layer
+from kernels.grouped_gemm import expert_gemm
 from kernels.grouped_gemm.tiles import LAYER_TILES, LayerTiles, Tile, family
 from kernels.moe import expert_mlp, moe_layer, prepare_weights
 from kernels.permute import block_experts, sort_by_expert
@@ -21,6 +22,10 @@ OTHER_ORDER = {
     "bf16": LayerTiles(Tile(16, 32, 64, 4, 3, 4, True), Tile(16, 64, 32, 4, 3, 4, True)),
     "e4m3": LayerTiles(Tile(32, 64, 128, 4, 3, 2), Tile(32, 128, 128, 4, 3, 2, True)),
     "fp4": LayerTiles(Tile(32, 128, 128, 4, 3, 4, True), Tile(32, 64, 128, 4, 3, 4, True)),
+}
+DESCRIPTORS = {
+    "bf16": LayerTiles(Tile(32, 32, 64, 4, 3, 4, tma=True), Tile(32, 64, 32, 4, 3, 2, tma=True)),
+    "e4m3": LayerTiles(Tile(32, 64, 128, 4, 3, 4, tma=True), Tile(32, 128, 128, 4, 3, 2, tma=True)),
 }
 
 
@@ -64,6 +69,20 @@ def layer_case(precision):
     for name, tiles in (("other tiles", OTHER_ORDER[kind]), ("large tiles", LAYER_TILES[kind][-1][1])):
         out[name] = distance(fused_layer(x, ids, weights, experts, tiles=tiles), moe_layer(x, ids, weights, experts))
     return out
+
+
+def descriptor_case(precision):
+    """Weights through tensor descriptors, with columns and a K that no tile divides; and how often they were taken."""
+    taken, out = [], {}
+    launch = expert_gemm.launch_tma
+    expert_gemm.launch_tma = lambda *args, **call: (taken.append(1), launch(*args, **call))
+    tiles = DESCRIPTORS[family(RECIPES[precision].weights)]
+    sizes = {"halves": (128, 128, None, False), "tails": (208, 144, None, False), "gpt-oss": (80, 48, GPT_OSS, True)}
+    for name, (hidden, width, activation, bias) in sizes.items():
+        x, ids, weights, experts = make(precision, 40, 3, 2, hidden, width, activation, bias)
+        out[name] = distance(fused_layer(x, ids, weights, experts, tiles=tiles), moe_layer(x, ids, weights, experts))
+    expert_gemm.launch_tma = launch
+    return out | {"taken": len(taken)}
 
 
 def mlp_case(precision):
@@ -110,6 +129,9 @@ def main() -> None:
         json.dumps(
             {
                 "layer": {precision: layer_case(precision) for precision in PRECISIONS},
+                "descriptors": {
+                    precision: descriptor_case(precision) for precision in ("bf16", "fp8_block", "fp8_row")
+                },
                 "mlp": {precision: mlp_case(precision) for precision in ("bf16", "fp8_block", "nvfp4_w4a16")},
                 "shared": shared_case(),
                 "plan": {str((*case, block)): plan_case(*case, block) for case in plans for block in (16, 64)},

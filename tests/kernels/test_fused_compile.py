@@ -43,6 +43,19 @@ def test_fp4_goes_from_memory_to_the_tensor_core_through_registers(weights_forma
     assert "st.shared" not in loop
 
 
+@pytest.mark.parametrize("weights_format", ["bf16", "e4m3_block", "e4m3_row"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_weights_through_descriptors_are_copied_by_the_copy_engine(weights_format, gated):
+    """Gate and up are one product: as many matrix instructions for the gated GEMM, of twice the columns."""
+    block_n = {"bf16": 128, "e4m3_block": 64, "e4m3_row": 64}[weights_format]
+    tile = Tile(64, block_n, 64 if weights_format == "bf16" else 128, 4, 3, 8, tma=True)
+    sizes = {"gated": gated, "n_size": 2048, "k_size": 7168}
+    ptx = compile_expert_gemm(weights_format, capability=90, tile=tile, **sizes).ptx
+    assert "cp.async.bulk.tensor" in ptx
+    columns = block_n * (2 if gated else 1)
+    assert all(f"m64n{columns}k" in name for name in multiply_instructions(ptx))
+
+
 def test_few_pairs_need_no_order():
     ptx = compile_expert_gemm(
         "bf16", capability=90, tile=Tile(16, 64, 128, 4, 4, 1), gated=True, n_size=2048, k_size=7168, direct=True
