@@ -113,12 +113,6 @@ def test_balanced_refuses_groups_it_cannot_keep():
         route_all(make_cell(skew="balanced", experts=64, top_k=6, router=router))
 
 
-@pytest.mark.parametrize("kind", [{"kind": "trace", "path": "x", "form": "ids"}])
-def test_skews_without_sampler_are_unsupported(kind):
-    with pytest.raises(Unsupported, match=kind["kind"]):
-        route_all(make_cell(skew=kind))
-
-
 def test_routers_that_are_not_there_are_unsupported():
     with pytest.raises(Unsupported, match="recorded"):
         route_all(make_cell().model_copy(update={"router": Recorded()}))

@@ -5,7 +5,6 @@ normal value is thus 4.3. ``file`` takes rows of a matrix in turn, another part 
 they run out.
 """
 
-import json
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
@@ -19,9 +18,9 @@ from workbench.spec.scenario import Cell
 from workbench.spec.workload import Data, DataFile, OutlierChannels, StudentT
 from workbench.workload.counter import CHANNELS, DATA, permutation, raw_words
 from workbench.workload.sources import source_tokens
+from workbench.workload.tensor_files import safetensor
 
 _LEVELS = 1 << 16
-_SAFETENSORS_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def rank_activations(cell: Cell, *, rank: int, layer: int = 0, step: int = 0) -> Tensor:
@@ -81,18 +80,7 @@ def _npy(path: Path) -> Tensor:
 
 
 def _safetensors(path: Path, name: str | None) -> Tensor:
-    """One tensor of a safetensors file: 8 bytes header length, JSON header, raw data."""
-    raw = np.memmap(path, dtype=np.uint8, mode="c") if path.stat().st_size else np.zeros(0, np.uint8)
     try:
-        length = int.from_bytes(raw[:8].tobytes(), "little")
-        header = json.loads(raw[8 : 8 + length].tobytes())
-        names = [key for key in header if key != "__metadata__"]
-        chosen = names[0] if name is None and len(names) == 1 else name
-        if chosen not in names:
-            raise ValueError(f"tensor {chosen!r} is not among {', '.join(names)}")
-        entry = header[chosen]
-        dtype = _SAFETENSORS_DTYPES[entry["dtype"]]
-        start, end = (8 + length + offset for offset in entry["data_offsets"])
-        return torch.from_numpy(raw[start:end].copy()).view(dtype).reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ValueError(f"workload.data: {path} cannot be read as safetensors: {error}") from error
+        return safetensor(path, name)
+    except ValueError as error:
+        raise ValueError(f"workload.data: {path} {error}") from error

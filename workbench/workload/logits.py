@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.spec.router import Router
-from workbench.spec.workload import Balanced, Skew, Topics
+from workbench.spec.workload import Balanced, Skew, Topics, Trace
 from workbench.workload.counter import COPIES, SEQUENCES, TOKENS, TOPICS, gumbel, normal, raw_words
 from workbench.workload.deal import dealt_logits
 from workbench.workload.drift import standard
+from workbench.workload.recording import Recording, load_recording, require_fit
 from workbench.workload.skew import Crowd, popularity
 
 
@@ -92,7 +93,35 @@ def copied_rows(skew: Topics, rows: int, columns: int, *, seed: int, place: tupl
     return np.maximum.accumulate(np.where(fresh, own, 0), axis=0)
 
 
+def _trace(skew: Trace, crowd: Crowd, batch: Batch) -> np.ndarray:
+    """Recorded logits; drawn ones for recorded counts, and none (0) where experts were recorded themselves."""
+    if skew.form == "counts":
+        return drawn_logits(skew, crowd, batch)
+    if skew.form == "ids":
+        return np.zeros((batch.rows, crowd.num_experts), np.float32)
+    recording, rows = _recorded_rows(skew, crowd, batch)
+    return recording.batch(crowd.layer, crowd.step)[rows]
+
+
+def recorded_routing(skew: Trace, crowd: Crowd, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Experts int32 [rows, K] and weights float32 of a trace of the form ids; equal weights where none were kept."""
+    recording, rows = _recorded_rows(skew, crowd, batch)
+    ids, weights = recording.batch(crowd.layer, crowd.step)[rows], recording.weights(crowd.layer, crowd.step)
+    chosen = (ids >= 0).astype(np.float32)
+    if weights is not None:
+        return ids, weights[rows] * chosen
+    return ids, chosen / np.maximum(chosen.sum(axis=1, keepdims=True), 1)
+
+
+def _recorded_rows(skew: Trace, crowd: Crowd, batch: Batch) -> tuple[Recording, np.ndarray]:
+    recording = load_recording(skew, crowd.trace_digest)
+    require_fit(recording, num_experts=crowd.num_experts, top_k=crowd.top_k)
+    rows = recording.rows(crowd.step, start=batch.start, count=batch.rows, num_tokens=crowd.num_tokens)
+    return recording, rows
+
+
 WRITERS: dict[str, Callable[[Skew, Crowd, Batch], np.ndarray]] = {
     "balanced": _balanced,
     "topics": _topics,
+    "trace": _trace,
 }

@@ -22,12 +22,14 @@ from workbench.spec.workload import (
     PowerLaw,
     RotatingHotRank,
     Skew,
+    Trace,
     Uniform,
     Zipf,
 )
 from workbench.workload.counter import POPULARITY, normal, permutation, uniform
 from workbench.workload.drift import Walk, state
 from workbench.workload.inclusion import MAX_INCLUSION, NEVER, logs_of_loads, waiting_time
+from workbench.workload.recording import load_recording, require_fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,7 @@ class Crowd:
     seed: int
     layer: int
     step: int
+    trace_digest: str | None = None
 
     @property
     def stream(self) -> dict:
@@ -64,8 +67,6 @@ def log_popularity(skew: Skew, crowd: Crowd) -> np.ndarray:
 
     For the kinds of ``SKEWS``; raises Unsupported for loads that no routing can reach.
     """
-    if skew.kind not in SKEWS:
-        raise Unsupported(f"workload.skew: kind {skew.kind} has no sampler yet; known: balanced, {', '.join(SKEWS)}")
     logs = SKEWS[skew.kind](skew, crowd)
     peak = logs.max()
     return (logs - peak - np.log(np.exp(logs - peak).sum())).astype(np.float32)
@@ -186,6 +187,22 @@ def _drift(skew: Drift, crowd: Crowd) -> np.ndarray:
     return skew.sigma * state(walk, crowd.step)
 
 
+def _trace(skew: Trace, crowd: Crowd) -> np.ndarray:
+    """Loads in proportion to recorded counts; the other forms have no one popularity."""
+    if skew.form != "counts":
+        raise Unsupported(f"workload.skew: a trace of the form {skew.form} has no popularity; use counts")
+    recording = load_recording(skew, crowd.trace_digest)
+    require_fit(recording, num_experts=crowd.num_experts, top_k=crowd.top_k)
+    counts = recording.batch(crowd.layer, crowd.step)
+    busy = int((counts > 0).sum())
+    if busy < crowd.top_k:
+        raise ValueError(
+            f"workload.skew.path: {skew.path} has tokens at {busy} experts in layer {crowd.layer}, step {crowd.step},"
+            f" model.top_k is {crowd.top_k}; choose steps with more"
+        )
+    return logs_of_loads(counts, crowd.top_k)
+
+
 SKEWS: dict[str, Callable[[Skew, Crowd], np.ndarray]] = {
     "uniform": _uniform,
     "power_law": _power_law,
@@ -195,6 +212,7 @@ SKEWS: dict[str, Callable[[Skew, Crowd], np.ndarray]] = {
     "rotating_hot_rank": _rotating_hot_rank,
     "cold_rank": _cold_rank,
     "drift": _drift,
+    "trace": _trace,
 }
 
 

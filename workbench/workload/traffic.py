@@ -8,18 +8,19 @@ of the router or of ``balance.capacity``, counts the tokens of one source rank.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 
 from kernels.routing import ROUTERS, Routing, limit_capacity
 from workbench.spec.errors import Unsupported
-from workbench.spec.router import ExpertChoice, Hash, Router
+from workbench.spec.router import ExpertChoice, Hash, Recorded, Router
 from workbench.spec.scenario import Cell
-from workbench.spec.workload import ColdRank, Skew, Sources
+from workbench.spec.workload import ColdRank, Skew, Sources, Trace
 from workbench.workload.counter import ROUTER, raw_words
-from workbench.workload.logits import Batch, token_logits
+from workbench.workload.logits import Batch, recorded_routing, token_logits
+from workbench.workload.routed import RoutedTraffic
 from workbench.workload.skew import Crowd, require_warm_experts
 from workbench.workload.sources import source_tokens, spread_tokens
 from workbench.workload.token_ids import token_ids
@@ -32,36 +33,6 @@ _LIMITED = ("switch", "batch_prioritized", "expert_choice")
 """Routers that drop or choose by all tokens of a rank, so that a part of them routes differently."""
 _CACHED_BYTES = 32 << 20  # larger traffic is built anew: sixteen such entries are half a GiB
 _MAX_LIMITED_LOGITS = 1 << 24
-
-
-@dataclass(frozen=True)
-class RoutedTraffic:
-    """Experts and weights of all ranks: ids int32 [R, T, K] (-1 = none), weights float32 [R, T, K].
-
-    Rank r has ``tokens_R[r]`` tokens (int64 [R], T where left out); rows behind them hold -1 and 0. With
-    ``chosen_by_experts`` K is ``routing_width``, and a token has any number of experts up to it.
-    """
-
-    ids: np.ndarray
-    weights: np.ndarray
-    chosen_by_experts: bool = False
-    tokens_R: np.ndarray = None  # type: ignore[assignment]  # filled in below
-
-    def __post_init__(self) -> None:
-        if self.tokens_R is None:
-            object.__setattr__(self, "tokens_R", np.full(self.ids.shape[0], self.ids.shape[1], np.int64))
-
-    @property
-    def missing(self) -> np.ndarray:
-        """bool [R, T, K]: a token of the rank has no expert here."""
-        real = np.arange(self.ids.shape[1]) < self.tokens_R[:, None]
-        return (self.ids < 0) & real[:, :, None]
-
-    @property
-    def dropped_R(self) -> np.ndarray:
-        """int64 [R]: (token, expert) pairs dropped; where experts choose, tokens that none chose."""
-        missing = self.missing
-        return missing.all(axis=2).sum(axis=1) if self.chosen_by_experts else missing.sum(axis=(1, 2))
 
 
 @dataclass(frozen=True)
@@ -172,6 +143,7 @@ def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) ->
         seed=cell.workload.seed,
         layer=layer,
         step=step,
+        trace_digest=cell.trace_digest,
     )
     capacity = cell.balance.capacity or None  # factor 0 drops nothing, as none
     kept = tokens if max_tokens is None else min(tokens, max_tokens)
@@ -188,20 +160,12 @@ def _logits(source: _Source, rank: int) -> np.ndarray:
 
 
 def _router(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
-    router, crowd = source.router, source.crowd
-    if router.kind not in ROUTERS:
-        raise Unsupported(f"router: kind {router.kind} is not there yet; known: {', '.join(ROUTERS)}")
-    if isinstance(source.skew, ColdRank):
-        require_warm_experts(source.skew, router, crowd)
-    route, top_k = ROUTERS[router.kind], crowd.top_k
-    word = raw_words(1, seed=crowd.seed, purpose=ROUTER, place=(rank, crowd.layer, crowd.step))[0]
-    arguments = router_arguments(router, crowd.num_experts, seed=int(word >> np.uint64(1)), device=device)
-    if isinstance(router, Hash):
-        ids = token_ids(source.skew, crowd, source.batch(rank), vocabulary=router.vocabulary)
-        arguments["token_ids"] = torch.from_numpy(ids).to(device)
+    crowd = source.crowd
+    decide = _recorded if isinstance(source.router, Recorded) else _decided
+    route = decide(source, rank, device=device, backend=backend)
 
     def routed(logits_TE: torch.Tensor) -> Routing:
-        routing = route(logits_TE, top_k=top_k, backend=backend, **arguments)
+        routing = route(logits_TE)
         if source.capacity is None:
             return routing
         return limit_capacity(routing, num_experts=crowd.num_experts, capacity_factor=source.capacity)
@@ -209,9 +173,37 @@ def _router(source: _Source, rank: int, *, device: torch.device | str, backend: 
     return routed
 
 
+def _decided(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
+    """The router of ``kernels.routing`` with its arguments on the device."""
+    router, crowd = source.router, source.crowd
+    if router.kind not in ROUTERS:
+        raise Unsupported(f"router: kind {router.kind} is not there yet; known: {', '.join(ROUTERS)}")
+    if isinstance(source.skew, ColdRank):
+        require_warm_experts(source.skew, router, crowd)
+    word = raw_words(1, seed=crowd.seed, purpose=ROUTER, place=(rank, crowd.layer, crowd.step))[0]
+    arguments = router_arguments(router, crowd.num_experts, seed=int(word >> np.uint64(1)), device=device)
+    if isinstance(router, Hash):
+        ids = token_ids(source.skew, crowd, source.batch(rank), vocabulary=router.vocabulary)
+        arguments["token_ids"] = torch.from_numpy(ids).to(device)
+    return partial(ROUTERS[router.kind], top_k=crowd.top_k, backend=backend, **arguments)
+
+
+def _recorded(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
+    """Experts as recorded; of recorded counts, the largest of the logits drawn for them."""
+    skew, crowd = source.skew, source.crowd
+    if not isinstance(skew, Trace) or skew.form == "logits":
+        raise Unsupported("router: recorded needs workload.skew of kind trace with form ids or counts")
+    if skew.form == "counts":
+        return partial(ROUTERS["topk_softmax"], top_k=crowd.top_k, backend=backend)
+    ids, weights = recorded_routing(skew, crowd, source.batch(rank))
+    routing = Routing(torch.from_numpy(ids).to(device), torch.from_numpy(weights).to(device))
+    return lambda logits_TE: routing
+
+
 def _route(source: _Source, rank: int) -> Routing:
     route = _router(source, rank, device="cpu", backend="torch")
-    if source.router.kind in _BLIND:
+    recorded_ids = isinstance(source.skew, Trace) and source.skew.form == "ids"
+    if source.router.kind in _BLIND or recorded_ids:
         return route(torch.zeros(()).expand(source.batch(rank).rows, source.crowd.num_experts))
     return route(torch.from_numpy(_logits(source, rank)))
 
