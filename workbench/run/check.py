@@ -17,9 +17,11 @@ from workbench.comm.execute import DispatchMismatch, verify_arrivals
 from workbench.comm.oracle import expected_buffer
 from workbench.comm.payload import FORMAT_OF_DTYPE, decode_rows, encode_rows
 from workbench.measure.gate import Deviation, deviation, error_limit
+from workbench.run.chunks import Chunk
 from workbench.run.exchange import Planned
 from workbench.run.inputs import SHARED_EXPERT, expert_weights, reference_weights
 from workbench.run.layer import LayerRun
+from workbench.run.overlapped_layer import OverlappedRun
 from workbench.run.prepare import Prepared, recipe_of
 from workbench.spec.scenario import Cell
 from workbench.workload.data import rank_activations
@@ -32,14 +34,15 @@ class CheckFailed(RuntimeError):
     """A measured cell gave a wrong result; the message says which and by how much."""
 
 
-def check_layer(cell: Cell, prepared: Prepared, run: LayerRun) -> Deviation:
-    """Deviation of the last output from float32. All ranks must call it: one check sends rows.
+def check_layer(cell: Cell, prepared: Prepared, run: LayerRun | OverlappedRun) -> Deviation:
+    """Deviation of the last output from float32. All ranks must call it: one check sends rows. Chunks that travel by
+    themselves are checked by themselves.
 
     Raises CheckFailed.
     """
-    exchange, faults = prepared.layer.exchange, []
-    if isinstance(exchange, Planned):
-        faults += [_wire_fault(cell, prepared, exchange), _round_trip_fault(cell, prepared, exchange)]
+    faults: list[str | None] = []
+    for chunk, exchange in zip(prepared.chunks, prepared.exchanges, strict=True):
+        faults += [_wire_fault(cell, prepared, chunk, exchange), _round_trip_fault(cell, prepared, chunk, exchange)]
     faults.append(_shared_fault(cell, prepared, run))
     result, limit = _deviation(cell, prepared, run.y_TH), layer_limit(cell)
     if not result.rel_error <= limit or not result.worst_row <= WORST_ROW_SLACK * limit:
@@ -63,10 +66,10 @@ def layer_limit(cell: Cell) -> float:
     )
 
 
-def _wire_fault(cell: Cell, prepared: Prepared, exchange: Planned) -> str | None:
+def _wire_fault(cell: Cell, prepared: Prepared, chunk: Chunk, exchange: Planned) -> str | None:
     dtype, device = cell.dispatch.dispatch_dtype, prepared.layer.x_TH.device
-    sent = [encode_rows(rank_activations(cell, rank=rank).to(device), dtype) for rank in range(cell.ep)]
-    expected = expected_buffer(prepared.plan, prepared.group_rank, sent)
+    tokens = [rank_activations(cell, rank=rank)[chunk.rows(rank)].to(device) for rank in range(cell.ep)]
+    expected = expected_buffer(chunk.plan, prepared.group_rank, [encode_rows(x_TH, dtype) for x_TH in tokens])
     got = exchange.buffer.cpu()
     if got.shape != expected.shape:
         return f"dispatch delivered {tuple(got.shape)} bytes instead of {tuple(expected.shape)}"
@@ -75,20 +78,21 @@ def _wire_fault(cell: Cell, prepared: Prepared, exchange: Planned) -> str | None
         return f"dispatch delivered {len(wrong)} of {len(expected)} rows wrong, first row {int(wrong[0])}"
     _, ids, weights = exchange.received()
     try:
-        verify_arrivals(prepared.rank_plan, ids, weights)
+        verify_arrivals(chunk.rank_plan, ids, weights)
     except DispatchMismatch as mismatch:
         return str(mismatch)
     return None
 
 
-def _round_trip_fault(cell: Cell, prepared: Prepared, exchange: Planned) -> str | None:
+def _round_trip_fault(cell: Cell, prepared: Prepared, chunk: Chunk, exchange: Planned) -> str | None:
     """Experts that return their input: what comes back is the token times the sum of its weights."""
     rows_BH, ids_BC, weights_BC = exchange.received()
     perm = sort_by_expert(ids_BC, prepared.layer.num_slots)
     back_TH = exchange.combine(combine_rows(gather_rows(rows_BH, perm, ids_BC.shape[1]), perm, weights_BC))
-    x_TH, dtypes = prepared.layer.x_TH, cell.dispatch
+    rows, dtypes = chunk.rows(prepared.group_rank), cell.dispatch
+    x_TH = prepared.layer.x_TH[rows]
     travelled_TH = decode_rows(encode_rows(x_TH, dtypes.dispatch_dtype), x_TH.shape[1], dtypes.dispatch_dtype)
-    weight_T1 = torch.from_numpy(prepared.weights_BC.sum(axis=1, keepdims=True)).to(x_TH.device)
+    weight_T1 = torch.from_numpy(prepared.weights_BC[rows].sum(axis=1, keepdims=True)).to(x_TH.device)
     result = deviation(back_TH, travelled_TH.float() * weight_T1)
     limit = error_limit(weights=0, activations=0, wire=FORMATS[FORMAT_OF_DTYPE[dtypes.combine_dtype]].tolerance)
     if not result.worst_row <= WORST_ROW_SLACK * limit:

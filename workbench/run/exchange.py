@@ -3,11 +3,12 @@
 T tokens, H hidden, B rows of the buffer after dispatch, C (slot, weight) columns of a buffer row.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from workbench.comm.execute import combine, dispatch, received_ids
 from workbench.comm.payload import decode_rows, encode_rows
@@ -91,3 +92,38 @@ class Planned:
 
     def combined(self) -> Tensor:
         return self._combined
+
+
+class Chunked:
+    """Several exchanges, each of some of the rank's tokens: ``parts`` by chunk, ``rows`` the tokens of each, in order.
+
+    As one exchange it runs them one after the other; ``run.overlap`` takes the parts by themselves.
+    """
+
+    def __init__(self, parts: Sequence[Planned | Staying], rows: Sequence[slice]):
+        self.parts, self.rows = tuple(parts), tuple(rows)
+
+    def dispatch_stages(self, tokens: Callable[[], Tensor]) -> list[Stage]:
+        stages: list[Stage] = []
+        for part, rows in zip(self.parts, self.rows, strict=True):
+            stages += part.dispatch_stages(lambda rows=rows: tokens()[rows])
+        return stages
+
+    def received(self) -> tuple[Tensor, Tensor, Tensor]:
+        received = [part.received() for part in self.parts]
+        columns = max(ids.shape[1] for _, ids, _ in received)
+        ids = [pad(ids_BC, (0, columns - ids_BC.shape[1]), value=-1) for _, ids_BC, _ in received]
+        weights = [pad(weights_BC, (0, columns - weights_BC.shape[1])) for _, _, weights_BC in received]
+        return torch.cat([rows for rows, _, _ in received]), torch.cat(ids), torch.cat(weights)
+
+    def combine_stages(self, rows: Callable[[], Tensor]) -> list[Stage]:
+        stages: list[Stage] = []
+        for number, part in enumerate(self.parts):
+            stages += part.combine_stages(lambda number=number: self._rows_of(rows(), number))
+        return stages
+
+    def _rows_of(self, rows_BH: Tensor, number: int) -> Tensor:
+        return rows_BH.split([len(part.received()[0]) for part in self.parts])[number]
+
+    def combined(self) -> Tensor:
+        return torch.cat([part.combined() for part in self.parts])

@@ -66,15 +66,22 @@ class LayerRun:
 
     def stages(self) -> list[Stage]:
         """Stages in the order of execution; names repeat where a kind of work comes up again."""
-        layer, steps = self.layer, []
-        if layer.route is not None:
-            steps.append(("gate", self._gate))
-        steps += layer.exchange.dispatch_stages(lambda: layer.x_TH)
+        return [*self.gate_stages(), *self.routed_stages(), *self.shared_stages(), ("finish", self._finish)]
+
+    def gate_stages(self) -> list[Stage]:
+        """The gate, where the scope has one."""
+        return [] if self.layer.route is None else [("gate", self._gate)]
+
+    def routed_stages(self) -> list[Stage]:
+        """From the tokens through the routed experts and back."""
+        layer = self.layer
+        steps = layer.exchange.dispatch_stages(lambda: layer.x_TH)
         steps += self._expert_stages() if layer.peer is None else [("experts", self._call_peer)]
-        steps += layer.exchange.combine_stages(self._sums)
-        if layer.shared is not None:
-            steps.append(("shared_expert", self._shared_expert))
-        return [*steps, ("finish", self._finish)]
+        return steps + layer.exchange.combine_stages(self._sums)
+
+    def shared_stages(self) -> list[Stage]:
+        """The shared expert, where there is one."""
+        return [] if self.layer.shared is None else [("shared_expert", self._shared_expert)]
 
     def _expert_stages(self) -> list[Stage]:
         if self._fused is not None:

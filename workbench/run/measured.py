@@ -85,8 +85,6 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
         "workload.layers": (cell.workload.layers, 1),
         "workload.steps": (1 if offloaded else cell.workload.steps, 1),
         "workload.micro_batches": (cell.workload.micro_batches, 1),
-        "dispatch.overlap": (cell.dispatch.overlap.kind, "none"),
-        "dispatch.shared_expert_overlap": (cell.dispatch.shared_expert_overlap, False),
         "balance.training": (cell.balance.training, "none"),
         "optimizer": (cell.optimizer, "none"),
         "serving": ("a pair of pools" if cell.serving else "one pool", "one pool"),

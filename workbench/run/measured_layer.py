@@ -15,7 +15,7 @@ from workbench.measure.environment import sm_clock_mhz
 from workbench.run.check import check_layer
 from workbench.run.context import RankContext
 from workbench.run.graph import capture
-from workbench.run.layer import LayerRun
+from workbench.run.overlapped_layer import layer_run
 from workbench.run.peer import Peer, find_peer, with_peer
 from workbench.run.prepare import Prepared, backend_of, prepare_layer, recipe_of
 from workbench.run.report import RankReport
@@ -31,7 +31,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
     """Latency samples first, undisturbed; the check reads their last output; stages come from passes of their own."""
     peer = find_peer(cell, context.device)
     prepared, peer_fields = context.agreed(lambda: _prepare(cell, context, peer))
-    run = LayerRun(prepared.layer)
+    run = layer_run(cell, prepared.layer)
     context.synchronize()
     prepare_us = (time.monotonic() - started) * 1e6
     context.start_peak_memory()

@@ -17,10 +17,10 @@ from kernels.moe import ExpertWeights, prepare_weights
 from kernels.recipes import Recipe, format_name
 from workbench.balance.placement import ExpertMap, expert_map_of, to_slots
 from workbench.comm.plan import DispatchPlan
-from workbench.comm.rank_plan import RankPlan, prepare_rank
-from workbench.comm.strategies import make_plan
+from workbench.comm.rank_plan import RankPlan
+from workbench.run.chunks import Chunk, is_chunked, make_chunks, num_chunks, require_overlap
 from workbench.run.context import RankContext
-from workbench.run.exchange import Planned, Staying
+from workbench.run.exchange import Chunked, Planned, Staying
 from workbench.run.inputs import CACHED_BYTES, SHARED_EXPERT, expert_weights, gate_weights, weight_bytes
 from workbench.run.layer import RankLayer
 from workbench.spec.errors import Unsupported
@@ -40,7 +40,8 @@ class Prepared:
     """A rank's layer with what the check needs: the routing of all ranks, placement and, where rows travel, plans.
 
     ``tokens_BH`` and ``slots_BC`` (global) are the rows that the output stands for: the rank's tokens, or with
-    ``parallel.ranks`` a part of the group, every token that has an expert here.
+    ``parallel.ranks`` a part of the group, every token that has an expert here. ``chunks`` say how the tokens travel,
+    one with all of them where nothing overlaps; ``plan`` and ``rank_plan`` are those of the only chunk.
     """
 
     layer: RankLayer
@@ -52,6 +53,14 @@ class Prepared:
     experts_BC: np.ndarray
     weights_BC: np.ndarray
     group_rank: int
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def exchanges(self) -> tuple[Planned, ...]:
+        """The exchange of each chunk."""
+        exchange = self.layer.exchange
+        parts = exchange.parts if isinstance(exchange, Chunked) else (exchange,)
+        return tuple(part for part in parts if isinstance(part, Planned))
 
 
 def recipe_of(precision: Precision) -> Recipe:
@@ -84,6 +93,8 @@ def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: E
     ``experts``: those of this rank if they are there already.
     """
     assert cell.model is not None
+    if is_chunked(cell):
+        require_overlap(cell)
     traffic, expert_map = route_all(cell, step=step), place_experts(cell)
     group_rank = cell.measured_ranks[context.rank]
     x_TH = rank_activations(cell, rank=group_rank, step=step).to(context.device)
@@ -92,19 +103,24 @@ def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: E
     make = partial(_rank_layer, cell, context, group_rank=group_rank, step=step, experts=experts, x_TH=x_TH)
     if cell.parallel.ranks != "all" or context.world == 1:
         return _slice(cell, context, traffic, expert_map, group_rank=group_rank, step=step, make=make)
-    plan = make_plan(cell, traffic, expert_map)
-    rank_plan = prepare_rank(plan, rank=context.rank, device=context.device)
-    exchange: Planned | Staying
-    if plan.hops:
-        exchange = Planned(rank_plan, context.transport, cell.dispatch, hidden=cell.model.hidden)
-    else:
-        exchange = Staying(x_TH, rank_plan.ids, rank_plan.weights)
-    layer = make(exchange=exchange)
+    chunks = make_chunks(cell, context, traffic, expert_map, count=num_chunks(cell, traffic.tokens_R))
+    plans = (chunks[0].plan, chunks[0].rank_plan) if len(chunks) == 1 else (None, None)
+    if not chunks[0].plan.hops:
+        staying = chunks[0].rank_plan
+        layer = make(exchange=Staying(x_TH, staying.ids, staying.weights))
+        ids, weights = _experts_at(expert_map, group_rank, staying.ids.cpu().numpy()), staying.weights.cpu().numpy()
+        return Prepared(layer, traffic, expert_map, *plans, x_TH, ids, weights, group_rank)
+    layer = make(exchange=_exchange(cell, context, chunks, group_rank=group_rank))
     ids, weights = traffic.ids[group_rank, : len(x_TH)], traffic.weights[group_rank, : len(x_TH)]
-    if not plan.hops:
-        ids = _experts_at(expert_map, group_rank, rank_plan.ids.cpu().numpy())
-        weights = rank_plan.weights.cpu().numpy()
-    return Prepared(layer, traffic, expert_map, plan, rank_plan, x_TH, ids, weights, group_rank)
+    return Prepared(layer, traffic, expert_map, *plans, x_TH, ids, weights, group_rank, chunks)
+
+
+def _exchange(
+    cell: Cell, context: RankContext, chunks: tuple[Chunk, ...], *, group_rank: int
+) -> Planned | Chunked:  # fmt: skip
+    hidden, transport = cell.model.hidden, context.transport
+    parts = [Planned(chunk.rank_plan, transport, cell.dispatch, hidden=hidden) for chunk in chunks]
+    return Chunked(parts, [chunk.rows(group_rank) for chunk in chunks]) if is_chunked(cell) else parts[0]
 
 
 def _slice(
@@ -156,7 +172,7 @@ def _rank_layer(
     step: int,
     experts: ExpertWeights,
     x_TH: Tensor,
-    exchange: Planned | Staying,
+    exchange: Planned | Staying | Chunked,
 ) -> RankLayer:
     model, seed = cell.model, cell.workload.seed
     assert model is not None

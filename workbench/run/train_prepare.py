@@ -17,6 +17,7 @@ from kernels.recipes import format_name
 from kernels.scaling import Scaling
 from workbench.balance.placement import to_slots
 from workbench.comm.gradients import pair_choices
+from workbench.run.chunks import is_chunked
 from workbench.run.context import RankContext
 from workbench.run.exchange import Staying
 from workbench.run.inputs import SHARED_EXPERT, expert_weights
@@ -151,6 +152,8 @@ def _require_trainable(cell: Cell) -> None:
         raise Unsupported(f"kernel: {cell.kernel} has no backward here; known: {', '.join(BACKENDS)}")
     if cell.parallel.ranks != "all":
         raise Unsupported(f"parallel.ranks: {list(cell.parallel.ranks)} of a group cannot be trained apart; use all")
+    if is_chunked(cell):
+        raise Unsupported("dispatch.overlap: a training step sends all its tokens at once; take overlap none")
 
 
 def _require_weights(prepared: Prepared, options: dict) -> None:

@@ -18,13 +18,16 @@ from workbench.workload.traffic import RoutedTraffic
 STRATEGIES: dict[str, Callable[..., DispatchPlan]] = {"none": stay, "flat": flat, "node_dedup": node_dedup}
 
 
-def make_plan(cell: Cell, traffic: RoutedTraffic, expert_map: ExpertMap) -> DispatchPlan:
+def make_plan(
+    cell: Cell, traffic: RoutedTraffic, expert_map: ExpertMap, *, slots: np.ndarray | None = None
+) -> DispatchPlan:
     """The plan of the cell's strategy for this traffic and placement.
 
-    Raises Unsupported for a strategy that is not there.
+    ``slots``: those that the pairs were dealt to already, where the traffic is a part of a larger one. Raises
+    Unsupported for a strategy that is not there.
     """
     build = strategy_of(cell)
-    slots = to_slots(expert_map, traffic.ids)
+    slots = to_slots(expert_map, traffic.ids) if slots is None else slots
     return build(slots, traffic.weights, slots_per_rank=expert_map.slots_per_rank, topology=topology_of(cell))
 
 

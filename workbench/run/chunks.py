@@ -1,0 +1,93 @@
+"""A cell's tokens in chunks, and the plan of each.
+
+R ranks, T tokens a rank, K top-k. Every rank splits its own tokens into as many chunks as the others, so the number of
+messages is the same on all of them whatever they have to send.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workbench.balance.placement import ExpertMap, to_slots
+from workbench.comm.plan import DispatchPlan
+from workbench.comm.rank_plan import RankPlan, prepare_rank
+from workbench.comm.strategies import make_plan
+from workbench.run.context import RankContext
+from workbench.spec.dispatch import ChunkOverlap
+from workbench.spec.errors import Unsupported
+from workbench.spec.scenario import Cell
+from workbench.workload.traffic import RoutedTraffic, cell_router
+
+PER_TOKEN = ("softmax_topk", "topk_softmax", "sigmoid_topk", "sigmoid_group", "softmax_group", "cosine")
+"""Routers that decide for a token by its own logits alone, so that half of the tokens are routed as all are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Tokens ``starts_R[r]`` to ``ends_R[r]`` of every rank r, and how they travel."""
+
+    starts_R: np.ndarray
+    ends_R: np.ndarray
+    plan: DispatchPlan
+    rank_plan: RankPlan
+
+    def rows(self, rank: int) -> slice:
+        """The chunk's tokens among those of a rank."""
+        return slice(int(self.starts_R[rank]), int(self.ends_R[rank]))
+
+
+def is_chunked(cell: Cell) -> bool:
+    """Whether the cell asks for messages beside computation."""
+    return cell.dispatch.overlap.kind != "none" or cell.dispatch.shared_expert_overlap
+
+
+def require_overlap(cell: Cell) -> None:
+    """Raises Unsupported, naming the field, for an overlap that this cell cannot have."""
+    overlap = cell.dispatch.overlap.kind
+    field = f"dispatch.overlap: {overlap}" if overlap != "none" else "dispatch.shared_expert_overlap: true"
+    if cell.engine != "measure":
+        raise Unsupported(f"{field} is not measured with engine {cell.engine}, which prices the messages; use measure")
+    if cell.dispatch.strategy == "none" or cell.ep == 1:
+        why = "dispatch.strategy is none" if cell.dispatch.strategy == "none" else "parallel.ep is 1"
+        raise Unsupported(f"{field} hides messages, and none travel: {why}")
+    if overlap == "two_batch" and cell.scope.kind == "layer":
+        kind = cell_router(cell).kind
+        if kind not in PER_TOKEN:
+            known = ", ".join(PER_TOKEN)
+            raise Unsupported(f"{field} routes each half by itself, and router {kind} does not; known: {known}")
+        if cell.balance.capacity is not None:
+            raise Unsupported(f"{field} routes each half by itself, and balance.capacity counts all tokens; use chunk")
+
+
+def num_chunks(cell: Cell, tokens_R: np.ndarray) -> int:
+    """Chunks of the cell: the degree, but no more than the fullest rank has tokens, and one at least."""
+    overlap = cell.dispatch.overlap
+    asked = overlap.degree if isinstance(overlap, ChunkOverlap) else 2 if overlap.kind == "two_batch" else 1
+    return max(1, min(asked, int(max(tokens_R, default=0))))
+
+
+def make_chunks(
+    cell: Cell, context: RankContext, traffic: RoutedTraffic, expert_map: ExpertMap, *, count: int
+) -> tuple[Chunk, ...]:
+    """The tokens in ``count`` chunks of equal size to within one token, each with its plan.
+
+    Replicas are dealt over all tokens before they are split, so every pair goes where it goes without chunks.
+    """
+    slots_RTK, chunks = to_slots(expert_map, traffic.ids), []
+    for number in range(count):
+        starts_R, ends_R = (traffic.tokens_R * turn // count for turn in (number, number + 1))
+        filled = ((traffic.ids, -1), (traffic.weights, 0), (slots_RTK, -1))
+        ids, weights, slots = (_take(array, starts_R, ends_R, fill) for array, fill in filled)
+        part = RoutedTraffic(ids, weights, traffic.chosen_by_experts, ends_R - starts_R)
+        plan = make_plan(cell, part, expert_map, slots=slots)
+        chunks.append(Chunk(starts_R, ends_R, plan, prepare_rank(plan, rank=context.rank, device=context.device)))
+    return tuple(chunks)
+
+
+def _take(array_RTK: np.ndarray, starts_R: np.ndarray, ends_R: np.ndarray, fill: int) -> np.ndarray:
+    """Each rank's rows from its start to its end, moved to the front; as many rows as the longest has."""
+    num_ranks, _, width = array_RTK.shape
+    taken = np.full((num_ranks, int((ends_R - starts_R).max(initial=0)), width), fill, array_RTK.dtype)
+    for rank, (start, end) in enumerate(zip(starts_R.tolist(), ends_R.tolist(), strict=True)):
+        taken[rank, : end - start] = array_RTK[rank, start:end]
+    return taken
