@@ -15,7 +15,7 @@ from workbench.comm.strategies import make_plan
 from workbench.run.context import RankContext
 from workbench.spec.dispatch import ChunkOverlap
 from workbench.spec.errors import Unsupported
-from workbench.spec.scenario import Cell
+from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
 from workbench.workload.traffic import RoutedTraffic, cell_router
 
 PER_TOKEN = ("softmax_topk", "topk_softmax", "sigmoid_topk", "sigmoid_group", "softmax_group", "cosine")
@@ -45,6 +45,8 @@ def require_overlap(cell: Cell) -> None:
     """Raises Unsupported, naming the field, for an overlap that this cell cannot have."""
     overlap = cell.dispatch.overlap.kind
     field = f"dispatch.overlap: {overlap}" if overlap != "none" else "dispatch.shared_expert_overlap: true"
+    if cell.scope.kind in MODEL_FREE_SCOPES:
+        raise Unsupported(f"{field} hides messages behind experts, and scope {cell.scope.kind} has none")
     if cell.engine != "measure":
         raise Unsupported(f"{field} is not measured with engine {cell.engine}, which prices the messages; use measure")
     if cell.dispatch.strategy == "none" or cell.ep == 1:

@@ -9,6 +9,7 @@ import torch
 from workbench.comm.execute import DispatchMismatch
 from workbench.measure.clock import clock_for
 from workbench.run.check import CheckFailed
+from workbench.run.chunks import is_chunked, require_overlap
 from workbench.run.context import PeerFailed, RankContext
 from workbench.run.measured_layer import measure_layer
 from workbench.run.measured_micro import measure_micro
@@ -75,6 +76,8 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
     """Raises Unsupported for what no measurement exists for yet."""
     if cell.scope.kind not in MEASURED_SCOPES:
         raise Unsupported(f"scope: {cell.scope.kind} cannot be measured yet; known: {', '.join(MEASURED_SCOPES)}")
+    if is_chunked(cell):
+        require_overlap(cell)
     offloaded = cell.offload.tier == "host" and cell.scope.kind in OFFLOADED_SCOPES
     if not offloaded and cell.offload.tier != "none":
         known = f"none can, and host for scope {' and '.join(OFFLOADED_SCOPES)}"

@@ -14,6 +14,7 @@ from workbench.comm.bandwidth import algbw, busbw
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
 from workbench.measure.stopping import median_interval
+from workbench.run.chunks import is_chunked
 from workbench.run.describe import base_record_fields
 from workbench.run.report import PEER_FAILED, RankReport
 from workbench.simulate.compute import above_peak, rates_of
@@ -41,7 +42,7 @@ def merge_reports(cell: Cell, reports: Sequence[RankReport]) -> Outcome:
     samples_Rn = np.array([report.samples_us for report in reports])
     fields = base_record_fields(cell) | {"status": "ok", "method": METHOD}
     fields["kernel_version"] = reports[0].kernel_version or __version__
-    fields |= _time_fields(samples_Rn, reports) | _stage_fields(reports) | _byte_fields(cell, reports)
+    fields |= _time_fields(samples_Rn, reports) | _stage_fields(cell, reports) | _byte_fields(cell, reports)
     fields |= _run_fields(cell, reports) | _load_fields(cell, reports)
     fields |= _rate_fields(cell, reports, latency_us=fields["latency_us"])
     fields["flags"] = _flags(cell, reports, fields)
@@ -83,9 +84,25 @@ def _sum_of(report: RankReport, names: Sequence[str]) -> float:
     return sum(us for name, us in report.stages if name.split(".")[0] in names)
 
 
-def _stage_fields(reports: Sequence[RankReport]) -> dict[str, Any]:
-    """Stage times of the rank whose stages take longest, from passes of their own (see ``measured_layer``)."""
-    slowest = max(reports, key=lambda report: sum(us for _, us in report.stages))
+def _slowest_stages(reports: Sequence[RankReport]) -> RankReport:
+    return max(reports, key=lambda report: sum(us for _, us in report.stages))
+
+
+def hidden_us(cell: Cell, reports: Sequence[RankReport]) -> float | None:
+    """Microseconds that overlap takes off: stages one after the other, without overlap, less the median step; of the
+    rank whose stages take longest. None for a cell that overlaps nothing."""
+    if not is_chunked(cell):
+        return None
+    slowest = _slowest_stages(reports)
+    return max(0.0, sum(us for _, us in slowest.stages) - float(np.median(slowest.samples_us)))
+
+
+def _stage_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
+    """Stage times of the rank whose stages take longest, from passes of their own (see ``measured_layer``).
+
+    Where messages are hidden they add up to more than the latency; ``comm_fraction`` is what is left of them in it.
+    """
+    slowest, hidden = _slowest_stages(reports), hidden_us(cell, reports) or 0.0
     total = sum(us for _, us in slowest.stages)
     counts_us = slowest.count_exchange_us or 0.0
     dispatch_us = max(_sum_of(slowest, ["dispatch"]) - counts_us, 0.0)
@@ -98,7 +115,7 @@ def _stage_fields(reports: Sequence[RankReport]) -> dict[str, Any]:
         "count_exchange_us": counts_us,
         "staging_us": slowest.staging_us,
         "compute_us": total - communication - quantise_us,
-        "comm_fraction": communication / total if total else None,
+        "comm_fraction": max(0.0, communication - hidden) / (total - hidden) if total > hidden else None,
     }
 
 
@@ -186,6 +203,9 @@ def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) ->
     flags = sorted({flag for report in reports for flag in report.flags})
     if cell.model is not None and len(reports) < cell.ep:
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
+    hidden = hidden_us(cell, reports)
+    if hidden is not None:
+        flags.append(f"overlap_hidden_us={hidden:.4g}")
     if cell.cluster.device == "cuda" and above_peak(
         hbm_gb_per_s=fields.get("hbm_gb_per_s"),
         tflops=fields.get("tflops"),

@@ -18,7 +18,7 @@ from kernels.recipes import Recipe, format_name
 from workbench.balance.placement import ExpertMap, expert_map_of, to_slots
 from workbench.comm.plan import DispatchPlan
 from workbench.comm.rank_plan import RankPlan
-from workbench.run.chunks import Chunk, is_chunked, make_chunks, num_chunks, require_overlap
+from workbench.run.chunks import Chunk, is_chunked, make_chunks, num_chunks
 from workbench.run.context import RankContext
 from workbench.run.exchange import Chunked, Planned, Staying
 from workbench.run.inputs import CACHED_BYTES, SHARED_EXPERT, expert_weights, gate_weights, weight_bytes
@@ -93,8 +93,6 @@ def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: E
     ``experts``: those of this rank if they are there already.
     """
     assert cell.model is not None
-    if is_chunked(cell):
-        require_overlap(cell)
     traffic, expert_map = route_all(cell, step=step), place_experts(cell)
     group_rank = cell.measured_ranks[context.rank]
     x_TH = rank_activations(cell, rank=group_rank, step=step).to(context.device)
