@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from workbench.cli.output import Format, console, print_json
+from workbench.cli.traces import require_traces
 
 if TYPE_CHECKING:
     from workbench.spec.scenario import Cell
@@ -40,6 +41,7 @@ def plan(
 
     file = load_scenario(scenario, overrides=tuple(overrides or ()))
     cells = plan_cells(file, force=yes)
+    require_traces(cells)
     labels, seconds = cell_labels(cells), estimate_seconds(cells)
     if form is Format.JSON:
         rows = [_row(cell, labels[cell.cell_id]) for cell in cells]

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from workbench.cli.output import Format, console, print_json
+from workbench.cli.traces import require_traces
 
 if TYPE_CHECKING:
     from workbench.orchestrate.execute import RunSummary
@@ -116,7 +117,9 @@ def _plan(files: "list[ScenarioFile]", *, yes: bool) -> "list[Cell]":
     if count > MAX_CELLS and not yes:
         mend = "narrow the matrix, or say --yes to run them all"
         raise ValueError(f"{count:,} cells are more than {MAX_CELLS:,}; {mend}")
-    return [cell for file in files for cell in plan_cells(file, force=yes)]
+    cells = [cell for file in files for cell in plan_cells(file, force=yes)]
+    require_traces(cells)
+    return cells
 
 
 def _name(files: "list[ScenarioFile]") -> str:

@@ -12,6 +12,8 @@ FLAG_WORDS = {
     "network_priced": "the network is priced, not measured",
     "slowest_rank_not_measured": "the slowest rank is not among the measured ones",
     "ranks": "measured on rank {} of the group alone",
+    "trace_tokens": "the trace has {} tokens, fewer than asked for, and is repeated",
+    "trace_steps": "the trace has {} steps, fewer than asked for, and is repeated",
     "virtual_nodes": "nodes are virtual: their ranks share one host",
 }
 ASIDES = {

@@ -21,6 +21,7 @@ from workbench.simulate.compute import above_peak, rates_of
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import AllToAllScope, Cell
 from workbench.workload.loads import load_stats
+from workbench.workload.recording import trace_flags
 from workbench.workload.sources import source_tokens
 
 METHOD = "measured"
@@ -201,6 +202,7 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
 
 def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) -> str | None:
     flags = sorted({flag for report in reports for flag in report.flags})
+    flags += trace_flags(cell)
     if cell.model is not None and len(reports) < cell.ep:
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
     hidden = hidden_us(cell, reports)

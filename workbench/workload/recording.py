@@ -154,8 +154,9 @@ def require_fit(recording: Recording, *, num_experts: int, top_k: int) -> None:
 
 
 def trace_flags(cell: Cell) -> list[str]:
-    """What a reader must know of a recording that is shorter than what is asked: how often it is repeated."""
-    recording = recording_of(cell)
+    """What a reader must know of a recording shorter than what is asked for; nothing where the file is not here."""
+    trace = cell.workload.skew
+    recording = recording_of(cell) if isinstance(trace, Trace) and Path(trace.path).is_file() else None
     if recording is None:
         return []
     flags, steps = [], recording.steps.batches
