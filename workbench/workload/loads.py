@@ -1,40 +1,14 @@
-"""Load statistics. Expert load is not link load: count what reaches experts, ranks and links apart.
+"""Loads counted: by expert, by rank, by link and by node port. Figures and definitions are ``spec.load_metrics``.
 
-Definitions, for the counts n_i of one layer over its experts or ranks (zero counts are counted):
-max_over_mean = max / mean; mean_over_max its inverse ("balancedness"); max_vio = (max - mean) / mean;
-cv = population standard deviation / mean; gini = sum_ij |n_i - n_j| / (2 N^2 mean).
-Of several layers each figure is taken per layer, then averaged over the layers that saw a token.
+Expert load is not link load: count what reaches experts, ranks and links apart. R ranks, E experts, N nodes.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
+from workbench.spec.load_metrics import DEFINITIONS, LEVELS, Definition, LoadStats, load_stats
 
-@dataclass(frozen=True)
-class LoadStats:
-    """Figures of the module docstring; None where no token was counted."""
-
-    max_over_mean: float | None
-    mean_over_max: float | None
-    cv: float | None
-    gini: float | None
-    max_vio: float | None
-
-
-def load_stats(counts: np.ndarray) -> LoadStats:
-    """Statistics of counts [N] or [layers, N], tokens per expert or per rank."""
-    counts_LN = np.atleast_2d(np.asarray(counts, dtype=np.float64))
-    counts_LN = counts_LN[counts_LN.sum(axis=1) > 0]
-    if counts_LN.size == 0:
-        return LoadStats(None, None, None, None, None)
-    mean = counts_LN.mean(axis=1)
-    peak = counts_LN.max(axis=1)
-    num = counts_LN.shape[1]
-    ranks = 2 * np.arange(1, num + 1) - num - 1
-    gini = (np.sort(counts_LN, axis=1) * ranks).sum(axis=1) / (num * num * mean)
-    figures = (peak / mean, mean / peak, counts_LN.std(axis=1) / mean, gini, (peak - mean) / mean)
-    return LoadStats(*(float(figure.mean()) for figure in figures))
+__all__ = ["DEFINITIONS", "LEVELS", "Definition", "LoadStats", "link_counts", "load_levels", "load_stats",
+           "rank_counts", "slot_counts"]  # fmt: skip
 
 
 def slot_counts(slots: np.ndarray, num_slots: int) -> np.ndarray:
@@ -46,3 +20,31 @@ def slot_counts(slots: np.ndarray, num_slots: int) -> np.ndarray:
 def rank_counts(slots: np.ndarray, *, num_ranks: int, slots_per_rank: int) -> np.ndarray:
     """(Token, expert) pairs per rank, int64 [R], from global slot ids rank * S + s."""
     return slot_counts(slots, num_ranks * slots_per_rank).reshape(num_ranks, slots_per_rank).sum(axis=1)
+
+
+def link_counts(bytes_RR: np.ndarray, *, node_of: np.ndarray) -> dict[str, np.ndarray]:
+    """Bytes by link, from those that row ranks send to column ranks; what stays on a rank is left out.
+
+    ``pair_scale_up`` and ``pair_scale_out`` hold every ordered pair of ranks inside of a node and of two nodes, idle
+    ones too; ``node_out`` and ``node_in`` [N] what passes each node's port. A level without any link is empty.
+    """
+    bytes_RR, node_of = np.asarray(bytes_RR), np.asarray(node_of)
+    same_node = node_of[:, None] == node_of
+    between = np.where(same_node, 0, bytes_RR)
+    num_nodes = int(node_of.max()) + 1 if node_of.size else 0
+    ports = (np.bincount(node_of, weights=between.sum(axis=axis), minlength=num_nodes) for axis in (1, 0))
+    out, into = ports if num_nodes > 1 else (np.zeros(0), np.zeros(0))
+    return {
+        "pair_scale_up": bytes_RR[same_node & ~np.eye(node_of.size, dtype=bool)],
+        "pair_scale_out": bytes_RR[~same_node],
+        "node_out": out,
+        "node_in": into,
+    }
+
+
+def load_levels(
+    *, experts: np.ndarray, ranks: np.ndarray, sources: np.ndarray, bytes_RR: np.ndarray, node_of: np.ndarray
+) -> dict[str, LoadStats]:
+    """Figures of every level of ``LEVELS``: pairs by expert [E] and rank [R], tokens by source [R], bytes by link."""
+    counts = {"expert": experts, "rank": ranks, "source": sources} | link_counts(bytes_RR, node_of=node_of)
+    return {level: load_stats(counts[level]) for level in LEVELS}
