@@ -3,6 +3,7 @@
 import multiprocessing
 import socket
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import torch
 
@@ -14,7 +15,7 @@ from workbench.run import exchange, measured_layer, prepare, train_step
 from workbench.run.context import RankContext, close_context, open_context
 from workbench.run.measured import run_rank
 from workbench.spec.cluster import Cluster, Hardware, ScaleOut, ScaleUp
-from workbench.spec.dispatch import Dispatch, Measure, Parallel
+from workbench.spec.dispatch import Balance, Dispatch, Measure, Parallel, Placement
 from workbench.spec.model import Activation, Model
 from workbench.spec.precision import PRECISIONS
 from workbench.spec.router import SigmoidGroup, SigmoidTopk
@@ -43,6 +44,7 @@ def model(*, weight_on: str = "output", bias: bool = False, shared: bool = True,
 def cell(
     *, ranks: int = 4, tokens: int = 24, precision: str = "bf16", strategy: str = "flat", dtype: str = "bf16",
     measured: tuple[int, ...] | str = "all", scope=None, moe: Model | None = None, skew="uniform", engine="measure",
+    overlap="none", shared_overlap: bool = False, sources="even", redundant: int = 0,
 ) -> Cell:  # fmt: skip
     scope, nodes = scope or LayerScope(), 2 if ranks > 1 else 1
     if scope.kind in ("layer", "layer_no_router", "train_step"):
@@ -55,8 +57,11 @@ def cell(
             memory_bytes=2**34, usd_per_gpu_hour=None, host=None,
         ),
         scope=scope, parallel=Parallel(ep=ranks, ranks=measured), precision=PRECISIONS[precision],
-        workload=Workload(tokens_per_rank=tokens, skew=skew), trace_digest=None, engine=engine,
-        dispatch=Dispatch(strategy=strategy, dispatch_dtype=dtype), measure=QUICK,
+        workload=Workload(tokens_per_rank=tokens, skew=skew, sources=sources), trace_digest=None, engine=engine,
+        dispatch=Dispatch(
+            strategy=strategy, dispatch_dtype=dtype, overlap=overlap, shared_expert_overlap=shared_overlap
+        ),
+        balance=Balance(placement=Placement(redundant_experts=redundant)), measure=QUICK,
     )  # fmt: skip
 
 
@@ -133,23 +138,31 @@ def _faulty(one: Cell, context: RankContext, fault: str | None):
         setattr(module, name, kept)
 
 
-def _rank(rank: int, world: int, port: int, cells: list[tuple[Cell, str | None]]):
+def _cells(cells: list[tuple[Cell, str | None]], context: RankContext) -> list:
+    return [_faulty(one, context, fault) for one, fault in cells]
+
+
+def _rank(rank: int, world: int, port: int, work):
     torch.set_num_threads(1)
     context = open_context(
         rank=rank, world=world, device_type="cpu", ranks_per_node=max(1, world // 2), timeout_s=60,
         init_method=f"tcp://127.0.0.1:{port}",
     )  # fmt: skip
-    reports = [_faulty(one, context, fault) for one, fault in cells]
+    done = work(context)
     close_context(context)
-    return reports
+    return done
 
 
-def run_gang(cells: list[tuple[Cell, str | None]], *, world: int = 4) -> list[list]:
-    """Reports of every rank by cell, [cells][ranks]; beside each cell the fault that one rank has in it."""
+def run_ranks(work, *, world: int) -> list:
+    """What ``work(context)``, a function of a module, returns on each rank."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with ProcessPoolExecutor(world, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_rank, rank, world, port, cells) for rank in range(world)]
-        by_rank = [future.result(timeout=120) for future in futures]
-    return [list(reports) for reports in zip(*by_rank, strict=True)]
+        futures = [pool.submit(_rank, rank, world, port, work) for rank in range(world)]
+        return [future.result(timeout=120) for future in futures]
+
+
+def run_gang(cells: list[tuple[Cell, str | None]], *, world: int = 4) -> list[list]:
+    """Reports of every rank by cell, [cells][ranks]; beside each cell the fault that one rank has in it."""
+    return [list(reports) for reports in zip(*run_ranks(partial(_cells, cells), world=world), strict=True)]
