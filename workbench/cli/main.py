@@ -12,6 +12,7 @@ from workbench import __version__
 
 COMMANDS: dict[str, str] = {
     "run": "workbench.cli.run:run",
+    "submit": "workbench.cli.submit:submit",
     "stop": "workbench.cli.run:stop",
     "plan": "workbench.cli.plan:plan",
     "scenarios": "workbench.cli.plan:scenarios",

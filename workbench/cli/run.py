@@ -58,8 +58,8 @@ def run(
     """Run scenarios: every cell ends as ok, unsupported, infeasible or error, with its reason."""
     if not scenario and resume is None:
         raise ValueError("run: name a scenario file or a suite (moe-workbench scenarios lists them), or --resume RUN")
-    files = _load(scenario or [], engine=engine, overrides=overrides or [])
-    cells = _plan(files, yes=yes)
+    files = load_files(scenario or [], engine=engine, overrides=overrides or [])
+    cells = plan_files(files, yes=yes)
     if detach:
         _detach(files, cells, results=results, address=address, resume=resume, profile=profile, form=form)
         return
@@ -103,14 +103,16 @@ def stop(
     out.print(f"stopped run {folder.run_id}; finish it with: {_resume_command(folder.run_id, results)}", markup=False)
 
 
-def _load(scenarios: list[str], *, engine: Engine | None, overrides: list[str]) -> "list[ScenarioFile]":
+def load_files(scenarios: list[str], *, engine: Engine | None, overrides: list[str]) -> "list[ScenarioFile]":
+    """Scenario files and suites, with the overrides laid over them."""
     from workbench.spec.scenario_file import load_scenario
 
     given = [*overrides, *([f"engine={engine}"] if engine is not None else [])]
     return [load_scenario(reference, overrides=tuple(given)) for reference in scenarios]
 
 
-def _plan(files: "list[ScenarioFile]", *, yes: bool) -> "list[Cell]":
+def plan_files(files: "list[ScenarioFile]", *, yes: bool) -> "list[Cell]":
+    """Their cells; ValueError for more than 10,000 without ``yes``."""
     from workbench.plan import MAX_CELLS, count_cells, plan_cells
 
     count = sum(count_cells(file) for file in files)
