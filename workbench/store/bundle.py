@@ -82,6 +82,15 @@ def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if Path(member.name).name in LEFT_OUT else member
 
 
+def main(arguments: list[str]) -> None:
+    """``RESULTS`` prints its bundle; ``--into RESULTS`` takes one, with any other lines, from standard input."""
+    if arguments[:1] == ["--into"]:
+        for run in unbundle((line for line in sys.stdin if line.startswith(MARK)), Path(arguments[1])):
+            print(run)
+        return
+    for line in bundle_lines(Path(arguments[0])):
+        print(line, flush=True)
+
+
 if __name__ == "__main__":
-    for bundled in bundle_lines(Path(sys.argv[1])):
-        print(bundled, flush=True)
+    main(sys.argv[1:])
