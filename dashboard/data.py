@@ -8,7 +8,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from workbench.analysis.load_metrics import load_figures
 from workbench.report.figures import FIGURES
+from workbench.report.labels import cell_labels
 from workbench.report.summary import Finding, summarise
 from workbench.spec.catalog import reference_dir
 from workbench.store.reader import read_tables, unreadable_files
@@ -68,6 +70,16 @@ def figure(name: str, path: str, changed: float, chosen: Chosen) -> go.Figure:
     """A figure of the report for the chosen cells."""
     cells, tables = filtered(path, changed, chosen)
     return FIGURES[name].build(cells, tables)
+
+
+@st.cache_data(show_spinner="Counting", max_entries=32)
+def loads(path: str, changed: float, chosen: Chosen) -> pd.DataFrame:
+    """How even the loads of the chosen cells were: a setting, what is counted, and the figures of it."""
+    cells, tables = filtered(path, changed, chosen)
+    figures = load_figures(cells, tables)
+    labels = dict(zip(cells["cell_id"], cell_labels(cells), strict=True))
+    figures.insert(0, "setting", figures["cell_id"].map(labels))
+    return figures
 
 
 @st.cache_data(show_spinner="Comparing", max_entries=32)

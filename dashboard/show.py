@@ -4,8 +4,9 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.choices import View
-from dashboard.data import figure, findings
+from dashboard.data import figure, findings, loads
 from workbench.report.figures import FIGURES
+from workbench.spec.load_metrics import DEFINITIONS, definition_lines
 
 STATUS_COLORS = {"ok": "green", "unsupported": "orange", "infeasible": "orange", "error": "red"}
 TEXT_COLORS = {"dark": "#d0d0d0", "light": "#404040"}
@@ -38,6 +39,21 @@ def show_figure(name: str, view: View) -> None:
     drawing = figure(name, view.info.path, view.changed, view.chosen)
     drawing.update_layout(font_color=TEXT_COLORS.get(st.context.theme.type or ""))
     st.plotly_chart(drawing, key=f"figure_{name}", config={"displaylogo": False})
+
+
+def show_loads(view: View) -> None:
+    """How even the loads were, in figures with their definitions below."""
+    figures = loads(view.info.path, view.changed, view.chosen)
+    if figures.empty:
+        return
+    titles = {name: definition.title for name, definition in DEFINITIONS.items()}
+    table = figures.drop(columns="cell_id").rename(columns={"level": "counted", "count": "N"} | titles)
+    st.dataframe(table, hide_index=True, column_config={
+        title: st.column_config.NumberColumn(title, format="%.3g", help=plain(DEFINITIONS[name].formula))
+        for name, title in titles.items()
+    })  # fmt: skip
+    with st.expander("What these figures are"):
+        st.markdown("\n".join(f"- {plain(line)}" for line in definition_lines(figures["level"].unique())))
 
 
 def plain(text: str) -> str:

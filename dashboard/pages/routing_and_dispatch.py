@@ -3,7 +3,7 @@
 import streamlit as st
 
 from dashboard.choices import choose_view
-from dashboard.show import show_figure, show_findings
+from dashboard.show import show_figure, show_findings, show_loads
 
 ABOUT = ("dispatch strategy", "skew", "communication", "Times of this processor")
 
@@ -15,8 +15,10 @@ def main() -> None:
     st.title("Routing and dispatch")
     st.caption("Which dispatch wins on this network, how much of the layer it eats, and what skew costs.")
     show_findings(view, about=ABOUT)
-    for name in ("comm_share", "links", "stages", "loads", "memory"):
+    for name in ("comm_share", "links", "stages", "loads"):
         show_figure(name, view)
+    show_loads(view)
+    show_figure("memory", view)
 
 
 main()

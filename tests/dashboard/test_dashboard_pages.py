@@ -152,3 +152,11 @@ def test_run_is_started_shown_and_finished(page, tmp_path):
     test.run()
     assert not test.exception
     assert "1 ok" in test.markdown[0].value
+
+
+def test_loads_are_shown_with_their_definitions(page):
+    test = page("routing_and_dispatch")
+    (table,) = [frame.value for frame in test.dataframe if "MaxVio" in frame.value]
+    assert set(table["counted"]) >= {"expert", "rank"}
+    assert (table["max/mean"] >= 1).all()
+    assert "mean(n) / max(n)" in "".join(text.value for text in test.markdown)

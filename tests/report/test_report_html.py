@@ -117,3 +117,11 @@ def test_summary_of_one_cell_compares_nothing(tmp_path):
 
 def test_manifest_is_shown_flat():
     assert flat_items({"a": {"b": 1, "c": [1, None]}, "d": "x"}) == [("a.b", "1"), ("a.c", "[1, null]"), ("d", "x")]
+
+
+def test_loads_have_their_figures_with_definitions_beside_them(results):
+    text = report_html(open_run(results, "latest"))
+    section = text[text.index("How even the loads were") :]
+    assert "<td>expert</td>" in section
+    assert "<li>MaxVio = (max(n) - mean(n)) / mean(n); 0 when even" in section
+    assert "<li>rank: (token, expert) pairs that each rank computes" in section

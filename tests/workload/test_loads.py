@@ -81,6 +81,7 @@ def test_link_load_is_counted_by_pair_and_by_node_port():
     links = link_counts(bytes_RR, node_of=np.array([0, 0, 1, 1]))
     assert sorted(links["pair_scale_up"].tolist()) == [1, 4, 9, 11]
     assert sorted(links["pair_scale_out"].tolist()) == [0, 2, 3, 5, 6, 7, 8, 10]
+    assert links["rank_out"].tolist() == [6, 15, 24, 21]
     assert links["node_out"].tolist() == [16, 25]
     assert links["node_in"].tolist() == [25, 16]
     alone = link_counts(np.array([[5, 6], [7, 8]]), node_of=np.array([0, 0]))
@@ -103,5 +104,5 @@ def test_expert_skew_is_not_link_skew():
     assert list(levels) == list(LEVELS)
     assert levels["expert"].max_over_mean > 10
     assert levels["source"].max_over_mean == 1
-    for level in ("rank", "pair_scale_up", "pair_scale_out", "node_out", "node_in"):
+    for level in ("rank", "rank_out", "pair_scale_up", "pair_scale_out", "node_out", "node_in"):
         assert levels[level].max_over_mean < 1.1

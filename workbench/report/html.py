@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 from plotly.offline import get_plotlyjs
 
+from workbench.analysis.load_metrics import load_figures
 from workbench.report.conditions import condition_groups, group_title
 from workbench.report.figures import FIGURES
 from workbench.report.html_style import SCRIPT, STYLE
@@ -15,6 +16,7 @@ from workbench.report.labels import cell_labels
 from workbench.report.notes import flag_texts
 from workbench.report.summary import Finding, summarise
 from workbench.report.units import bytes_text, interval_text, number_text, percent_text
+from workbench.spec.load_metrics import DEFINITIONS, definition_lines
 from workbench.store.files import write_atomically
 from workbench.store.reader import read_tables, unreadable_files
 from workbench.store.run_folder import RunFolder, run_info
@@ -45,6 +47,7 @@ def report_html(run: RunFolder) -> str:
         f"<p class='sub'>run {escape(info.run_id)}, {escape(info.status)}, {escape(str(info.created_at))}</p>",
         f"<section class='answer'><h2>In short</h2>{''.join(map(_finding, findings))}</section>",
         *(_figure_section(name, cells, tables) for name in FIGURES),
+        _load_section(cells, tables),
         "<h2>Every cell</h2>",
         *(_cells_table(group) for _, group in condition_groups(cells)),
         _conditions(cells, manifest),
@@ -71,6 +74,24 @@ def _figure_section(name: str, cells: pd.DataFrame, tables: Mapping[str, pd.Data
         config={"responsive": True, "displaylogo": False},
     )  # fmt: skip
     return f"<section><h2>{escape(spec.title)}</h2><p class='sub'>{escape(spec.question)}</p>{drawing}</section>"
+
+
+def _load_section(cells: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
+    """Figures of every load, their definitions below."""
+    figures = load_figures(cells, tables)
+    if figures.empty:
+        return ""
+    labels = dict(zip(cells["cell_id"], cell_labels(cells), strict=True))
+    rows = []
+    for row in figures.to_dict("records"):
+        texts = (labels[row["cell_id"]], row["level"], str(row["count"]))
+        texts += tuple(number_text(row[name]) for name in DEFINITIONS)
+        rows.append("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in texts) + "</tr>")
+    heads = ("setting", "counted", "N", *(definition.title for definition in DEFINITIONS.values()))
+    header = "".join(f"<th>{escape(head)}</th>" for head in heads)
+    table = f"<div class='wide'><table><tr>{header}</tr>{''.join(rows)}</table></div>"
+    said = "".join(f"<li>{escape(line)}</li>" for line in definition_lines(figures["level"].unique()))
+    return f"<section><h2>How even the loads were</h2>{table}<ul class='sub'>{said}</ul></section>"
 
 
 def _cells_table(cells: pd.DataFrame) -> str:

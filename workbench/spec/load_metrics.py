@@ -1,5 +1,6 @@
 """How uneven a load is, in figures whose definitions stand beside them: one source for records and reports."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +46,22 @@ LEVELS: dict[str, str] = {
     "expert": "(token, expert) pairs by logical expert, over all ranks",
     "rank": "(token, expert) pairs that each rank computes, replicas counted where they are",
     "source": "tokens that enter each rank before dispatch",
+    "rank_out": "bytes that each rank sends to others",
     "pair_scale_up": "bytes from one rank to another of its node, over all ordered pairs",
     "pair_scale_out": "bytes from one rank to another of another node, over all ordered pairs",
     "node_out": "bytes that leave each node for others",
     "node_in": "bytes that enter each node from others",
 }
 """What is counted. Expert load is not link load: a skew over experts may hardly show between ranks."""
+
+
+def definition_lines(levels: Iterable[str] = tuple(LEVELS)) -> list[str]:
+    """A line for each figure and for each of the ``levels``, to stand beside a table."""
+    figures = [
+        f"{d.title} = {d.formula}; {d.even} when even, {d.worst} when one has all: {d.reads}"
+        for d in DEFINITIONS.values()
+    ]
+    return figures + [f"{level}: {LEVELS[level]}" for level in LEVELS if level in set(levels)]
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ def rank_counts(slots: np.ndarray, *, num_ranks: int, slots_per_rank: int) -> np
 def link_counts(bytes_RR: np.ndarray, *, node_of: np.ndarray) -> dict[str, np.ndarray]:
     """Bytes by link, from those that row ranks send to column ranks; what stays on a rank is left out.
 
-    ``pair_scale_up`` and ``pair_scale_out`` hold every ordered pair of ranks inside of a node and of two nodes, idle
-    ones too; ``node_out`` and ``node_in`` [N] what passes each node's port. A level without any link is empty.
+    ``rank_out`` [R] is what each rank sends. ``pair_scale_up`` and ``pair_scale_out`` hold every ordered pair of ranks
+    inside of a node and of two nodes, idle ones too; ``node_out`` and ``node_in`` [N] what passes each node's port. A
+    level without any link is empty.
     """
     bytes_RR, node_of = np.asarray(bytes_RR), np.asarray(node_of)
     same_node = node_of[:, None] == node_of
@@ -34,7 +35,9 @@ def link_counts(bytes_RR: np.ndarray, *, node_of: np.ndarray) -> dict[str, np.nd
     num_nodes = int(node_of.max()) + 1 if node_of.size else 0
     ports = (np.bincount(node_of, weights=between.sum(axis=axis), minlength=num_nodes) for axis in (1, 0))
     out, into = ports if num_nodes > 1 else (np.zeros(0), np.zeros(0))
+    leaving = np.where(np.eye(node_of.size, dtype=bool), 0, bytes_RR)
     return {
+        "rank_out": leaving.sum(axis=1),
         "pair_scale_up": bytes_RR[same_node & ~np.eye(node_of.size, dtype=bool)],
         "pair_scale_out": bytes_RR[~same_node],
         "node_out": out,
