@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from tests.run.rank_gang import cell
+from tests.run.rank_gang import cell, model
 from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
 from workbench.comm.transport import TorchTransport
 from workbench.run.check import layer_limit
@@ -15,6 +15,10 @@ from workbench.run.chunks import num_chunks
 from workbench.run.layer import LayerRun
 from workbench.run.overlapped_layer import OverlappedRun, layer_run
 from workbench.run.prepare import prepare_layer
+from workbench.run.train_check import gradient_limit
+from workbench.run.train_prepare import prepare_train, with_choices
+from workbench.run.train_step import TrainRun
+from workbench.spec.scenario import LayerScope
 
 CHUNKS = [{"kind": "chunk", "degree": degree} for degree in (1, 2, 3, 8)]
 SAME = [
@@ -84,6 +88,26 @@ def _sent_bytes(one, plan, rank):
     return sum(int(sizes[rank].sum() - sizes[rank, rank]) for _, sizes, _ in legs)
 
 
+def trained(context, **options):
+    """Largest difference of any gradient with chunks from that without, relative to the latter's norm; bytes sent."""
+    runs = []
+    for overlap in ("none", {"kind": "chunk", "degree": 3}):
+        one = cell(ranks=context.world, scope=LayerScope(kind="train_step"), overlap=overlap, **options)
+        prepared, step = prepare_train(one, context)
+        run = TrainRun(with_choices(prepared, step))
+        context.transport.reset()
+        run()
+        runs.append((run.grads, context.transport.reset().wire_bytes, run.y_TH))
+    (plain, plain_wire, y_TH), (chunked, wire, chunked_TH) = runs
+    pairs = [
+        (plain.x_TH, chunked.x_TH), (plain.gate_HE, chunked.gate_HE), (plain.shared.w13, chunked.shared.w13),
+        *((getattr(plain.experts, name), getattr(chunked.experts, name)) for name in ("w13", "w2")),
+    ]  # fmt: skip
+    errors = [float((a.float() - b.float()).norm() / a.float().norm()) for a, b in pairs]
+    limit = 1e-5 if one.precision.name == "bf16" else gradient_limit(one, step)
+    return {"error": max(errors), "limit": limit, "equal": torch.equal(y_TH, chunked_TH), "wire": (plain_wire, wire)}
+
+
 def gains(context):
     """Seconds of the slowest rank by degree (None: not overlapped), where messages and experts do nothing but sleep."""
     context, best = slow(context), {}
@@ -141,4 +165,11 @@ def observe(context):
     same = [compared(context, **options) for options in SAME]
     scaled = compared(context, precision="fp8_tensor")
     few = compared(context, tokens=2) + compared(context, tokens=0)
-    return {"same": same, "scaled": scaled, "few": few, "gains": gains(context), "broken": broken(context)}
+    steps = [
+        trained(context), trained(context, strategy="node_dedup", moe=model(weight_on="input"), dtype="fp8_block"),
+        trained(context, strategy="node_dedup", precision="fp8_block"),
+    ]  # fmt: skip
+    return {
+        "same": same, "scaled": scaled, "few": few, "trained": steps, "gains": gains(context),
+        "broken": broken(context),
+    }  # fmt: skip

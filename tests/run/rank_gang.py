@@ -11,7 +11,7 @@ from kernels.backward.products import wgrad
 from workbench.comm import gradients
 from workbench.comm.execute import combine, dispatch
 from workbench.comm.gradients import by_choice, combine_backward, dispatch_backward
-from workbench.run import exchange, measured_layer, prepare, train_step
+from workbench.run import exchange, measured_layer, prepare, train_part
 from workbench.run.context import RankContext, close_context, open_context
 from workbench.run.measured import run_rank
 from workbench.spec.cluster import Cluster, Hardware, ScaleOut, ScaleUp
@@ -123,8 +123,8 @@ FAULTS = {
     "prepare": (measured_layer, "prepare_layer", failing_prepare),
     "combine.backward": (gradients, "combine_backward", corrupt_combine_backward),
     "dispatch.backward": (gradients, "dispatch_backward", corrupt_dispatch_backward),
-    "choices": (train_step, "by_choice", corrupt_choices),
-    "wgrad": (train_step, "wgrad", corrupt_wgrad),
+    "choices": (train_part, "by_choice", corrupt_choices),
+    "wgrad": (train_part, "wgrad", corrupt_wgrad),
 }
 
 

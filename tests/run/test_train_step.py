@@ -18,7 +18,8 @@ from workbench.comm.strategies import make_plan
 from workbench.run.context import open_context
 from workbench.run.measured import merge_reports, run_rank
 from workbench.run.prepare import prepare_layer
-from workbench.run.train_prepare import slots_dealt, train_recipe_of
+from workbench.run.train_prepare import require_trainable, slots_dealt, train_recipe_of
+from workbench.spec.dispatch import Dispatch
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import PRECISIONS, NumberFormat
 from workbench.spec.router import Router
@@ -46,7 +47,14 @@ STEPS = [
     step(strategy="flat", moe=model(bias=True, shared=False)),
     step(strategy="flat", tokens=0),
     step(strategy="none"),
-]
+    step(strategy="flat", overlap={"kind": "chunk", "degree": 2}, moe=model(bias=True, shared=False)),
+    step(
+        precision="fp8_block", strategy="node_dedup", dtype="fp8_block", overlap={"kind": "chunk", "degree": 3},
+        skew={"kind": "zipf", "alpha": 1.5}, moe=model(weight_on="input"),
+    ),
+    step(strategy="node_dedup", shared_overlap=True),
+    step(strategy="flat", tokens=2, overlap={"kind": "chunk", "degree": 8}, shared_overlap=True),
+]  # fmt: skip
 FAULTS = {
     "combine.backward": "rank 1: gradient of",
     "dispatch.backward": "rank 2: gradient of the tokens",
@@ -76,7 +84,7 @@ def test_steps_run_and_their_gradients_are_right(outcomes):
         if not one.workload.tokens_per_rank:
             assert record.grad_rel_error == 0
         elif one.precision.name == "bf16":
-            assert 0 < record.grad_rel_error < 0.02
+            assert 0 < record.grad_rel_error < 0.02, one.dispatch
         else:
             assert 0.02 < record.grad_rel_error < 0.2
 
@@ -155,6 +163,7 @@ def test_one_rank_by_itself_and_e4m3_gradients():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
+        ({"dispatch": Dispatch(overlap="two_batch")}, "parallel.ep is 1"),
         ({"precision": PRECISIONS["mxfp4_w4a16"]}, "too narrow to train"),
         ({"precision": PRECISIONS["fp8_block"].model_copy(update={"scaling": "delayed"})}, "tensor-wide scales"),
         ({"kernel": "vllm"}, "kernel: vllm has no backward"),
@@ -175,6 +184,19 @@ def test_routers_that_drop_or_have_no_gate(router):
     record = merge_reports(one, [run_rank(one, context)]).record
     assert record.status == "ok", record.reason
     assert 0 < record.grad_rel_error < 0.02
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (step(overlap="two_batch"), "dispatch.overlap: two_batch has no training step"),
+        (step(precision=DELAYED, overlap={"kind": "chunk", "degree": 2}), "precision.scaling: delayed keeps one amax"),
+        (step(measured=(0,)), "parallel.ranks"),
+    ],
+)
+def test_steps_that_no_rank_can_take_say_why(one, reason):
+    with pytest.raises(Unsupported, match=reason):
+        require_trainable(one)
 
 
 def test_a_router_without_a_gradient_says_so():

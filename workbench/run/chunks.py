@@ -35,6 +35,10 @@ class Chunk:
         """The chunk's tokens among those of a rank."""
         return slice(int(self.starts_R[rank]), int(self.ends_R[rank]))
 
+    def take(self, array_RTK: np.ndarray, *, fill: int) -> np.ndarray:
+        """The chunk's part of a table of all tokens; ranks with fewer rows than others are filled up."""
+        return _take(array_RTK, self.starts_R, self.ends_R, fill)
+
 
 def is_chunked(cell: Cell) -> bool:
     """Whether the cell asks for messages beside computation."""

@@ -1,6 +1,6 @@
 """What a rank's training step is made of and what it leaves.
 
-T tokens of the rank, K top-k, H hidden, E experts, B rows of the buffer after dispatch, C (slot, weight) columns of a
+T tokens of the rank, K top-k, H hidden, E experts, B rows of a buffer after dispatch, C (slot, weight) columns of a
 buffer row.
 """
 
@@ -14,16 +14,30 @@ from kernels.backward.experts import ExpertGrads
 from kernels.scaling import Scaling
 from workbench.comm.rank_plan import RankPlan
 from workbench.comm.transport import TorchTransport
+from workbench.run.exchange import Exchange
 from workbench.run.inputs import RawWeights
 from workbench.run.layer import RankLayer
 
 
 @dataclass(frozen=True)
-class TrainLayer:
-    """All that a rank needs before the clock starts. ``plan`` is None where no row travels.
+class TrainChunk:
+    """Tokens that travel together: ``rows`` of the rank's. ``plan`` is None where no row travels.
 
-    ``choices_BC`` int64: which of its token's K choices a received pair is, -1 for none. ``router``: keyword arguments
-    of ``router_weights``. ``upstream_TH`` bf16 is the gradient of the layer's output.
+    ``choices_BC`` int64: which of its token's K choices a received pair is, -1 for none.
+    """
+
+    rows: slice
+    exchange: Exchange
+    plan: RankPlan | None
+    choices_BC: Tensor
+
+
+@dataclass(frozen=True)
+class TrainLayer:
+    """All that a rank needs before the clock starts. ``router``: keyword arguments of ``router_weights``.
+
+    ``upstream_TH`` bf16 is the gradient of the layer's output. ``chunks`` hold all tokens, in order; with ``overlaps``
+    they travel while others are computed, and with ``shared_beside`` the shared expert is computed meanwhile.
     """
 
     layer: RankLayer
@@ -35,9 +49,16 @@ class TrainLayer:
     router: dict
     top_k: int
     upstream_TH: Tensor
-    choices_BC: Tensor
-    plan: RankPlan | None
     transport: TorchTransport
+    chunks: tuple[TrainChunk, ...] = ()
+    overlaps: bool = False
+    shared_beside: bool = False
+
+    @property
+    def encodes(self) -> bool:
+        """Whether anything is quantised."""
+        recipe = self.recipe
+        return {recipe.weights, recipe.activations, recipe.gradients} != {"bf16"}
 
 
 @dataclass

@@ -22,7 +22,7 @@ from workbench.run.context import RankContext
 from workbench.run.exchange import Staying
 from workbench.run.inputs import SHARED_EXPERT, expert_weights
 from workbench.run.prepare import BACKENDS, Prepared, backend_of, prepare_layer, recipe_of
-from workbench.run.train_layer import TrainLayer
+from workbench.run.train_layer import TrainChunk, TrainLayer
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
 from workbench.spec.scenario import Cell
@@ -76,7 +76,7 @@ def prepare_train(cell: Cell, context: RankContext) -> tuple[Prepared, TrainLaye
 
     Once every rank has it, ``with_choices`` completes it.
     """
-    _require_trainable(cell)
+    require_trainable(cell)
     recipe, options = train_recipe_of(cell.precision), router_options(cell)
     prepared = prepare_layer(cell, context)
     if cell.ep == 1:
@@ -100,27 +100,43 @@ def prepare_train(cell: Cell, context: RankContext) -> tuple[Prepared, TrainLaye
         router=options,
         top_k=prepared.traffic.ids.shape[2],
         upstream_TH=upstream_gradients(cell, rank=rank).to(context.device),
-        choices_BC=torch.empty(0, 0, dtype=torch.int64, device=context.device),
-        plan=prepared.rank_plan if prepared.plan is not None and prepared.plan.hops else None,
         transport=context.transport,
+        overlaps=is_chunked(cell),
+        shared_beside=cell.dispatch.shared_expert_overlap,
     )
     return prepared, step
 
 
 def with_choices(prepared: Prepared, step: TrainLayer) -> TrainLayer:
-    """The step with each received pair's place among its token's choices. All ranks must call it: it dispatches once.
+    """The step with its chunks, and each received pair's place among its token's choices. All ranks must call it: it
+    dispatches once.
 
     A receiver could be sent the place beside the slot; here the plan says it.
     """
-    exchange = prepared.layer.exchange
-    for _, stage in exchange.dispatch_stages(lambda: prepared.layer.x_TH):
+    layer = prepared.layer
+    for _, stage in layer.exchange.dispatch_stages(lambda: layer.x_TH):
         stage()
-    _, ids_BC, _ = exchange.received()
+    everything = slice(0, len(layer.x_TH))
+    if not prepared.chunks:
+        return replace(step, chunks=(TrainChunk(everything, layer.exchange, None, _choices_at_home(prepared)),))
+    slots_RTK, rank, chunks = slots_dealt(prepared), prepared.group_rank, []
+    for chunk, exchange in zip(prepared.chunks, prepared.exchanges, strict=True):
+        _, ids_BC, _ = exchange.received()
+        choices = pair_choices(chunk.plan, rank, chunk.take(slots_RTK, fill=-1), ids_BC.cpu().numpy())
+        choices_BC = torch.from_numpy(choices).to(ids_BC.device)
+        chunks.append(TrainChunk(chunk.rows(rank), exchange, chunk.rank_plan, choices_BC))
+    return replace(step, chunks=tuple(chunks))
+
+
+def _choices_at_home(prepared: Prepared) -> Tensor:
+    """Choices of pairs that never left."""
+    _, ids_BC, _ = prepared.layer.exchange.received()
+    local = ids_BC.cpu().numpy()
     if prepared.plan is None:
-        choices = np.where(ids_BC.cpu().numpy() >= 0, np.arange(ids_BC.shape[1]), -1)
+        choices = np.where(local >= 0, np.arange(local.shape[1]), -1)
     else:
-        choices = pair_choices(prepared.plan, prepared.group_rank, slots_dealt(prepared), ids_BC.cpu().numpy())
-    return replace(step, choices_BC=torch.from_numpy(choices).to(ids_BC.device))
+        choices = pair_choices(prepared.plan, prepared.group_rank, slots_dealt(prepared), local)
+    return torch.from_numpy(choices).to(ids_BC.device)
 
 
 def slots_dealt(prepared: Prepared) -> np.ndarray:
@@ -147,13 +163,19 @@ def _whole(prepared: Prepared) -> Prepared:
     )
 
 
-def _require_trainable(cell: Cell) -> None:
+def require_trainable(cell: Cell) -> None:
+    """Raises Unsupported, naming the field, for a step that has no backward here."""
     if cell.kernel not in BACKENDS:
         raise Unsupported(f"kernel: {cell.kernel} has no backward here; known: {', '.join(BACKENDS)}")
     if cell.parallel.ranks != "all":
         raise Unsupported(f"parallel.ranks: {list(cell.parallel.ranks)} of a group cannot be trained apart; use all")
-    if is_chunked(cell):
-        raise Unsupported("dispatch.overlap: a training step sends all its tokens at once; take overlap none")
+    if cell.dispatch.overlap.kind == "two_batch":
+        raise Unsupported("dispatch.overlap: two_batch has no training step here; take chunk")
+    if cell.dispatch.overlap.kind == "chunk" and cell.precision.scaling == "delayed":
+        raise Unsupported(
+            "precision.scaling: delayed keeps one amax a step, and with dispatch.overlap each chunk would add its own;"
+            " take current"
+        )
 
 
 def _require_weights(prepared: Prepared, options: dict) -> None:

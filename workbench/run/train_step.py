@@ -1,8 +1,7 @@
 """One rank's training step of a layer as a list of timed stages: forward, then backward.
 
-T tokens of the rank, K top-k, H hidden, B rows of the buffer after dispatch, C (slot, weight) columns of a buffer row,
-S local slots, M pairs computed here. Backward stages are named after their forward stage: ``combine.backward`` is a
-dispatch of gradients, ``dispatch.backward`` a combine of them, and a GEMM has a ``dgrad`` and a ``wgrad``.
+T tokens of the rank, K top-k, H hidden. Backward stages are named after their forward stage. Where the tokens travel in
+chunks, forward and backward are a pipeline each, and the experts' gradients are summed over the chunks in their order.
 
 The step encodes the master weights, as each step after an optimizer's must. Weight gradients stay on their rank: what
 data parallelism adds up afterwards is not part of the layer.
@@ -12,18 +11,13 @@ from collections.abc import Callable
 
 import torch
 
-from kernels.backend import gemm_backend_on
 from kernels.backward import router_weights
-from kernels.backward.activation import activate, activation_backward
 from kernels.backward.experts import ExpertGrads, TrainExperts, experts_backward, experts_forward, prepare_experts
-from kernels.backward.products import bias_grad, dgrad, encode_gradients, encode_inputs, multiply, wgrad
-from kernels.backward.rows import combine_backward, gather_backward, scale_backward
-from kernels.permute import combine_rows, gather_rows, sort_by_expert
-from workbench.comm import gradients
-from workbench.comm.gradients import by_choice
 from workbench.run.inputs import RawWeights
 from workbench.run.layer import Stage
+from workbench.run.overlap import Lane, in_turn, overlapped
 from workbench.run.train_layer import Gradients, TrainLayer
+from workbench.run.train_part import TrainPart
 
 
 class TrainRun:
@@ -33,72 +27,51 @@ class TrainRun:
         self.step, self.layer = step, step.layer
         self.y_TH = self.shared_TH = step.layer.x_TH
         self.grads = Gradients()
-        self._how = {"recipe": step.recipe, "backend": step.layer.backend}
-        chosen = gemm_backend_on(
-            step.layer.x_TH.device, step.layer.backend, step.recipe.weights, step.recipe.activations
-        )
-        self._keep_dropped = chosen == "triton" and step.layer.x_TH.is_cuda
+        self._parts = [TrainPart(step, chunk, experts=lambda: self._experts) for chunk in step.chunks]
+        self._lane = Lane(step.layer.x_TH.device) if step.overlaps else None
         self._shared: TrainExperts | None = None
-        if not self._encodes:
+        if not step.encodes:
             self._encode_weights()
 
     def __call__(self) -> None:
-        for _, stage in self.stages():
-            stage()
+        for stages, parts, beside in self._passes():
+            _run(stages)
+            if self._lane is not None:
+                overlapped(parts, self._lane, beside=beside)
+            else:
+                _run(in_turn(parts, beside=beside))
+        _run(self._last())
 
     def stages(self) -> list[Stage]:
-        """Stages in the order of execution; names repeat where a kind of work comes up again."""
-        return [*self._forward_stages(), *self._backward_stages()]
+        """Stages in the order of execution, none beside another; names repeat where a kind of work comes up again."""
+        steps: list[Stage] = []
+        for stages, parts, beside in self._passes():
+            steps += [*stages, *in_turn(parts, beside=beside)]
+        return [*steps, *self._last()]
 
-    def _forward_stages(self) -> list[Stage]:
-        exchange = self.layer.exchange
+    def _passes(self) -> list[tuple[list[Stage], list[list[Stage]], list[Stage]]]:
+        """Forward and backward: stages before the parts, the stages of each part, stages while they travel."""
+        forward = [part.forward_stages() for part in self._parts]
+        backward = [part.backward_stages() for part in self._parts]
+        first = [("quantise", self._encode_weights)] if self.step.encodes else []
+        between = [*self._shared_stages("shared_expert", beside=False), ("finish", self._finish)]
         return [
-            *self._encoding("quantise", self._encode_weights),
-            ("gate", self._gate),
-            *exchange.dispatch_stages(lambda: self.layer.x_TH),
-            ("permute", self._permute),
-            *self._encoding("quantise", self._encode_input),
-            ("gemm1", self._gemm1),
-            ("activation", self._activate),
-            *self._encoding("quantise", self._encode_middle),
-            ("gemm2", self._gemm2),
-            ("unpermute", self._unpermute),
-            *exchange.combine_stages(lambda: self._summed_BH),
-            *([("shared_expert", self._shared_forward)] if self._has_shared else []),
-            ("finish", self._finish),
+            ([*first, ("gate", self._gate)], forward, self._shared_stages("shared_expert", beside=True)),
+            (between, backward, self._shared_stages("shared_expert.backward", beside=True)),
         ]
 
-    def _backward_stages(self) -> list[Stage]:
-        travels = self.step.plan is not None
+    def _last(self) -> list[Stage]:
         return [
-            *([("combine.backward", self._combine_backward)] if travels else []),
-            ("unpermute.backward", self._unpermute_backward),
-            *self._encoding("quantise.backward", self._encode_outer),
-            ("gemm2.dgrad", self._gemm2_dgrad),
-            ("gemm2.wgrad", self._gemm2_wgrad),
-            ("activation.backward", self._activation_backward),
-            *self._encoding("quantise.backward", self._encode_inner),
-            ("gemm1.dgrad", self._gemm1_dgrad),
-            ("gemm1.wgrad", self._gemm1_wgrad),
-            ("permute.backward", self._permute_backward),
-            *([("dispatch.backward", self._dispatch_backward)] if travels else []),
-            *([("shared_expert.backward", self._shared_backward)] if self._has_shared else []),
+            *self._shared_stages("shared_expert.backward", beside=False),
             ("gate.backward", self._gate_backward),
             ("finish.backward", self._finish_backward),
         ]
 
-    def _encoding(self, name: str, stage: Callable[[], None]) -> list[Stage]:
-        """A stage where something is encoded; in bf16 nothing is, and the stage before hands its rows on."""
-        return [(name, stage)] if self._encodes else []
-
-    @property
-    def _encodes(self) -> bool:
-        recipe = self.step.recipe
-        return {recipe.weights, recipe.activations, recipe.gradients} != {"bf16"}
-
-    @property
-    def _has_shared(self) -> bool:
-        return self.step.shared_weights is not None
+    def _shared_stages(self, name: str, *, beside: bool) -> list[Stage]:
+        if self.step.shared_weights is None or beside != self.step.shared_beside:
+            return []
+        stage: Callable[[], None] = self._shared_backward if name.endswith("backward") else self._shared_forward
+        return [(name, stage)]
 
     def _encode_weights(self) -> None:
         self._experts = self._prepared(self.step.weights, "experts")
@@ -118,40 +91,6 @@ class TrainRun:
         assert self.layer.route is not None
         self._ids_TK = self.layer.route(self.layer.logits_TE).ids
 
-    def _permute(self) -> None:
-        self._buffer_BH, self._ids_BC, self._weights_BC = self.layer.exchange.received()
-        self._perm = sort_by_expert(self._ids_BC, self.layer.num_slots, keep_dropped=self._keep_dropped)
-        self._rows_MH = gather_rows(self._buffer_BH, self._perm, self._ids_BC.shape[1])
-        self._scale_BC = self._weights_BC
-        if self.layer.weight_on == "input":
-            scale_M1 = self._weights_BC.reshape(-1)[self._perm.order, None].float()
-            self._unscaled_MH, self._rows_MH = self._rows_MH, (self._rows_MH.float() * scale_M1).to(torch.bfloat16)
-            self._scale_BC = torch.ones_like(self._weights_BC)
-        if not self._encodes:
-            self._encode_input()
-
-    def _encode_input(self) -> None:
-        self._inputs = encode_inputs(self._rows_MH, self._experts.w13, scaling=self.step.scaling, **self._how)
-
-    def _gemm1(self) -> None:
-        bias, offsets = self._experts.bias13, self._perm.offsets
-        self._h_M2I = multiply(self._inputs, offsets, self._experts.w13, bias_EN=bias, **self._how)
-
-    def _activate(self) -> None:
-        self._a_MI = activate(self._h_M2I, self.step.activation, backend=self.layer.backend)
-        if not self._encodes:
-            self._encode_middle()
-
-    def _encode_middle(self) -> None:
-        self._middle = encode_inputs(self._a_MI, self._experts.w2, scaling=self.step.scaling, **self._how)
-
-    def _gemm2(self) -> None:
-        bias, offsets = self._experts.bias2, self._perm.offsets
-        self._out_MH = multiply(self._middle, offsets, self._experts.w2, bias_EN=bias, **self._how)
-
-    def _unpermute(self) -> None:
-        self._summed_BH = combine_rows(self._out_MH, self._perm, self._scale_BC, backend=self.layer.backend)
-
     def _shared_forward(self) -> None:
         assert self._shared is not None
         offsets = torch.arange(2, device=self.layer.x_TH.device) * self.layer.x_TH.shape[0]
@@ -163,67 +102,6 @@ class TrainRun:
         y_TH = self.layer.exchange.combined()
         self.y_TH = y_TH if self._shared is None else y_TH + self.shared_TH
 
-    def _combine_backward(self) -> None:
-        self._grads_BH = gradients.combine_backward(self.step.plan, self.step.transport, self.step.upstream_TH)
-
-    def _unpermute_backward(self) -> None:
-        grads_BH = self.step.upstream_TH if self.step.plan is None else self._grads_BH
-        self._outer_MH, self._weight_grads_BC = combine_backward(grads_BH, self._out_MH, self._perm, self._scale_BC)
-        if not self._encodes:
-            self._encode_outer()
-
-    def _encode_outer(self) -> None:
-        self._outer = encode_gradients(
-            self._outer_MH, self._experts.w2, recipe=self.step.recipe, scaling=self.step.scaling
-        )
-
-    def _gemm2_dgrad(self) -> None:
-        self._grads_MI = dgrad(self._outer, self._perm.offsets, self._experts.w2, **self._how)
-
-    def _gemm2_wgrad(self) -> None:
-        self._w2 = wgrad(self._outer, self._middle, self._perm.offsets, **self._how)
-        self._bias2 = (
-            None
-            if self._experts.bias2 is None
-            else bias_grad(self._outer_MH, self._perm.offsets, backend=self.layer.backend)
-        )
-
-    def _activation_backward(self) -> None:
-        self._inner_M2I = activation_backward(self._grads_MI, self._h_M2I, self.step.activation)
-        if not self._encodes:
-            self._encode_inner()
-
-    def _encode_inner(self) -> None:
-        self._inner = encode_gradients(
-            self._inner_M2I, self._experts.w13, recipe=self.step.recipe, scaling=self.step.scaling
-        )
-
-    def _gemm1_dgrad(self) -> None:
-        self._grads_MH = dgrad(self._inner, self._perm.offsets, self._experts.w13, **self._how)
-
-    def _gemm1_wgrad(self) -> None:
-        w13 = wgrad(self._inner, self._inputs, self._perm.offsets, **self._how)
-        bias13 = (
-            None
-            if self._experts.bias13 is None
-            else bias_grad(self._inner_M2I, self._perm.offsets, backend=self.layer.backend)
-        )
-        self.grads.experts = ExpertGrads(self._grads_MH, w13, self._w2, bias13, self._bias2)
-
-    def _permute_backward(self) -> None:
-        grads_MH = self._grads_MH
-        if self.layer.weight_on == "input":
-            grads_MH, self._weight_grads_BC = scale_backward(grads_MH, self._unscaled_MH, self._perm, self._weights_BC)
-        shape = tuple(self._ids_BC.shape)
-        self._grads_BH = gather_backward(grads_MH, self._perm, shape=shape, backend=self.layer.backend)
-        by_k = by_choice(self._weight_grads_BC, self.step.choices_BC, top_k=self.step.top_k)
-        self._x_TH, self._weight_grads_TK = self._grads_BH, by_k
-
-    def _dispatch_backward(self) -> None:
-        self._x_TH, self._weight_grads_TK = gradients.dispatch_backward(
-            self.step.plan, self.step.transport, self._grads_BH, self._weight_grads_TK
-        )
-
     def _shared_backward(self) -> None:
         assert self._shared is not None
         self.grads.shared = experts_backward(
@@ -232,15 +110,41 @@ class TrainRun:
 
     def _gate_backward(self) -> None:
         """The logits count as the gate's product, so their gradient goes to its matrix and to the tokens."""
+        self._x_TH = _joined([part.x_TH for part in self._parts])
         if not self.layer.gate:
             return
         logits_TE = self.layer.logits_TE.detach().requires_grad_()
         with torch.enable_grad():
             weights_TK = router_weights(logits_TE, self._ids_TK, **self.step.router)
-        (grads_TE,) = torch.autograd.grad(weights_TK, logits_TE, self._weight_grads_TK.to(weights_TK.dtype))
+        weight_grads_TK = _joined([part.weight_grads_TK for part in self._parts]).to(weights_TK.dtype)
+        (grads_TE,) = torch.autograd.grad(weights_TK, logits_TE, weight_grads_TK)
         self.grads.gate_HE = self.layer.x_TH.float().T @ grads_TE
         self._x_TH = self._x_TH + grads_TE @ self.layer.gate[0].float().T
 
     def _finish_backward(self) -> None:
+        self.grads.experts = _summed([part.grads for part in self._parts])
         x_TH = self._x_TH if self.grads.shared is None else self._x_TH + self.grads.shared.rows.float()
         self.grads.x_TH = x_TH.to(torch.bfloat16)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _summed(grads: list[ExpertGrads]) -> ExpertGrads:
+    """Gradients of the weights over all parts, added in their order; the rows of all parts."""
+    if len(grads) == 1:
+        return grads[0]
+    names = ("w13", "w2", "bias13", "bias2")
+    first = {name: getattr(grads[0], name) for name in names}
+    sums = {name: None if value is None else value.clone() for name, value in first.items()}
+    for part in grads[1:]:
+        for name, total in sums.items():
+            if total is not None:
+                total += getattr(part, name)
+    return ExpertGrads(torch.cat([part.rows for part in grads]), **sums)
+
+
+def _run(stages: list[Stage]) -> None:
+    for _, call in stages:
+        call()
