@@ -72,6 +72,13 @@ def num_chunks(cell: Cell, tokens_R: np.ndarray) -> int:
     return max(1, min(asked, int(max(tokens_R, default=0))))
 
 
+def chunk_flags(cell: Cell, tokens_R: np.ndarray) -> list[str]:
+    """``overlap_chunks=2`` for a cell whose ranks have too few tokens for the chunks that it asks for."""
+    overlap, count = cell.dispatch.overlap, num_chunks(cell, tokens_R)
+    fewer = isinstance(overlap, ChunkOverlap) and count < overlap.degree
+    return [f"overlap_chunks={count}"] if fewer else []
+
+
 def make_chunks(
     cell: Cell, context: RankContext, traffic: RoutedTraffic, expert_map: ExpertMap, *, count: int
 ) -> tuple[Chunk, ...]:

@@ -14,7 +14,7 @@ from workbench.comm.bandwidth import algbw, busbw
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
 from workbench.measure.stopping import median_interval
-from workbench.run.chunks import is_chunked
+from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
 from workbench.run.report import PEER_FAILED, RankReport
 from workbench.simulate.compute import above_peak, rates_of
@@ -207,7 +207,7 @@ def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) ->
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
     hidden = hidden_us(cell, reports)
     if hidden is not None:
-        flags.append(f"overlap_hidden_us={hidden:.4g}")
+        flags += [f"overlap_hidden_us={hidden:.4g}", *chunk_flags(cell, source_tokens(cell))]
     if cell.cluster.device == "cuda" and above_peak(
         hbm_gb_per_s=fields.get("hbm_gb_per_s"),
         tflops=fields.get("tflops"),

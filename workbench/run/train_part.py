@@ -161,10 +161,10 @@ class TrainPart:
             grads_MH, self._weight_grads_BC = scale_backward(grads_MH, self._unscaled_MH, self._perm, self._weights_BC)
         shape = tuple(self._ids_BC.shape)
         self._grads_BH = gather_backward(grads_MH, self._perm, shape=shape, backend=self.step.layer.backend)
-        by_k = by_choice(self._weight_grads_BC, self.chunk.choices_BC, top_k=self.step.top_k)
-        self.x_TH, self.weight_grads_TK = self._grads_BH, by_k
+        self._weight_grads_BK = by_choice(self._weight_grads_BC, self.chunk.choices_BC, top_k=self.step.top_k)
+        self.x_TH, self.weight_grads_TK = self._grads_BH, self._weight_grads_BK
 
     def _dispatch_backward(self) -> None:
         self.x_TH, self.weight_grads_TK = gradients.dispatch_backward(
-            self.chunk.plan, self.step.transport, self._grads_BH, self.weight_grads_TK
+            self.chunk.plan, self.step.transport, self._grads_BH, self._weight_grads_BK
         )
