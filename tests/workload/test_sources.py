@@ -89,6 +89,9 @@ def test_samples_keep_the_proportions_of_the_ranks(router, monkeypatch):
         assert part.ids.shape[1] == 128
         np.testing.assert_allclose(part.tokens_R * 32, source_tokens(cell), atol=32)
         assert (part.ids[:, 0] >= 0).any(axis=1).all()
+    steep = with_sources({"kind": "ragged", "cv": 1.6}, tokens=4096)
+    assert sorted(source_tokens(steep).tolist()) == [0, 5, 249, 4096]
+    assert sorted(route_all(steep, max_tokens=8).tokens_R.tolist()) == [0, 1, 1, 8], "a rank with any token keeps one"
     empty = route_all(with_sources({"kind": "empty_rank"}, tokens=4096), max_tokens=8)
     assert empty.tokens_R.tolist() == [0, 8, 8, 8]
 

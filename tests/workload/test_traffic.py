@@ -80,6 +80,13 @@ def test_own_logarithms_are_logarithms():
     np.testing.assert_allclose(counter._log32(wide.copy()), np.log(wide.astype(float)), rtol=3e-7, atol=1e-7)
 
 
+def test_normal_numbers_are_standard():
+    drawn = counter.normal(100_000, seed=1, purpose=counter.POPULARITY, place=(0,))
+    assert abs(drawn.mean()) < 0.01
+    assert abs(drawn.std() - 1) < 0.005
+    assert abs((drawn**4).mean() - 3) < 0.1
+
+
 def test_gumbel_noise_has_its_mean_and_variance():
     noise = counter.gumbel(1000, 1000, seed=1, purpose=counter.TOKENS, place=(0,))
     assert abs(noise.mean() - 0.5772) < 0.005
