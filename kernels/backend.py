@@ -1,6 +1,8 @@
 """Which backend runs a kernel: ``torch`` (any device, any format) or ``triton`` (a GPU, or the interpreter)."""
 
 import os
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import torch
@@ -13,11 +15,16 @@ GEMM_CAPABILITY = {("bf16", "bf16"): (8, 0), ("e4m3_block", "e4m3_block"): (8, 9
 FUSED_CAPABILITY = GEMM_CAPABILITY | {
     ("e4m3_row", "e4m3_row"): (8, 9),
     ("e4m3_tensor", "e4m3_tensor"): (8, 9),
+    ("mxfp8", "mxfp8"): (9, 0),
     ("mxfp4", "bf16"): (9, 0),
     ("mxfp4", "mxfp8"): (9, 0),
     ("mxfp4", "mxfp4"): (9, 0),
     ("nvfp4", "bf16"): (9, 0),
+    ("nvfp4", "nvfp4"): (10, 0),
 }
+# Pairs whose blocks the matrix unit of sm_100 scales itself; the last one has no other kernel.
+SCALED_PAIRS = (("mxfp8", "mxfp8"), ("mxfp4", "mxfp8"), ("mxfp4", "mxfp4"), ("nvfp4", "nvfp4"))
+SCALED_MAJOR, SCALED_TRITON = 10, (3, 9)
 
 Capability = tuple[int, int] | None
 
@@ -33,6 +40,20 @@ def triton_unsupported(least: tuple[int, int], *, device_type: str, capability: 
         found = "is unknown" if capability is None else "is {}.{}".format(*capability)
         return f"triton needs compute capability {least[0]}.{least[1]} for this, and the GPU's {found}"
     return None
+
+
+def scales_itself(weights_format: str, activations_format: str, capability: Capability) -> bool:
+    """Whether the fused layer gives codes and block scales to the matrix unit as they are stored."""
+    pair = (weights_format, activations_format)
+    if pair == SCALED_PAIRS[-1]:
+        return True
+    return pair in SCALED_PAIRS and capability is not None and capability[0] == SCALED_MAJOR and _new_enough()
+
+
+@cache
+def _new_enough() -> bool:
+    """Triton 3.6 compiles one such product in a loop, and fails at the two of gate and up."""
+    return tuple(int(part) for part in version("triton").split("+")[0].split(".")[:2]) >= SCALED_TRITON
 
 
 def choose_gemm_backend(
@@ -59,7 +80,10 @@ def choose_layer_backend(
     least = FUSED_CAPABILITY.get((weights_format, activations_format))
     if least is None:
         return _choose(backend, f"triton has no kernel for {weights_format} x {activations_format}", device_type)
-    return _choose(backend, triton_unsupported(least, device_type=device_type, capability=capability), device_type)
+    reason = triton_unsupported(least, device_type=device_type, capability=capability)
+    if reason is None and (weights_format, activations_format) == SCALED_PAIRS[-1] and not _new_enough():
+        reason = "triton needs version {}.{} for this".format(*SCALED_TRITON)
+    return _choose(backend, reason, device_type)
 
 
 def layer_backend_on(device: torch.device, backend: str, weights_format: str, activations_format: str) -> str:

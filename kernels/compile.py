@@ -12,9 +12,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernels.grouped_gemm.expert_gemm import SCALING
+from kernels.backend import SCALED_MAJOR, SCALED_PAIRS, scales_itself
+from kernels.grouped_gemm.expert_gemm import ELEMENTS, SCALING
 from kernels.grouped_gemm.expert_kernels import dense_expert_kernel
+from kernels.grouped_gemm.mx_kernel import mx_expert_kernel
 from kernels.grouped_gemm.packed_kernel import packed_expert_kernel
+from kernels.grouped_gemm.scaled_kernel import scaled_expert_kernel
 from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, choose_tile, family
 from kernels.grouped_gemm.tma_kernel import tma_expert_kernel
 from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
@@ -103,14 +106,17 @@ def compile_expert_gemm(
     k_size: int,
     direct: bool = False,
     gpt_oss: bool = False,
+    activations_format: str | None = None,
 ) -> Compiled:
-    """A GEMM of the fused layer as ``expert_gemm`` launches it; ``gpt_oss``: interleaved, clamped, with biases."""
-    packed = family(weights_format) == "fp4"
-    kernel = packed_expert_kernel if packed else tma_expert_kernel if tile.tma else dense_expert_kernel
-    element = "*bf16" if weights_format == "bf16" or packed else "*fp8e4nv"
-    scale = "*fp32" if packed or weights_format != "bf16" else None
-    types: dict[str, str | None] = {"a_ptr": element, "w_ptr": element, "a_scale_ptr": scale, "w_scale_ptr": scale}
-    types |= {"words_ptr": "*i16", "scales_ptr": "*i32", "column_scale_ptr": scale, "out_ptr": "*bf16"}
+    """A GEMM of the fused layer as ``expert_gemm`` launches it; ``gpt_oss``: interleaved, clamped, with biases.
+
+    ``activations_format``: where given, and the capability scales blocks itself, the kernel that lets it.
+    """
+    pair = (weights_format, activations_format)
+    scaled = pair in SCALED_PAIRS and capability // 10 == SCALED_MAJOR
+    kernel = scaled_expert_kernel if scaled else _kernel_of(weights_format, tile)
+    element = "*fp8e4nv" if kernel in (dense_expert_kernel, tma_expert_kernel) and weights_format != "bf16" else "*bf16"
+    types: dict[str, str | None] = _scaled_types(weights_format) if scaled else _operand_types(weights_format, element)
     types |= {"bias_ptr": "*bf16" if gpt_oss else None, "weights_ptr": None if gated else "*fp32"}
     types |= {"order_ptr": None if direct else "*i64", "experts_ptr": "*i32"}
     types |= dict.fromkeys(("offsets_ptr", "starts_ptr"), None if direct else "*i64")
@@ -127,6 +133,8 @@ def compile_expert_gemm(
     constexprs |= {"block_m": tile.block_m, "block_n": tile.block_n, "block_k": tile.block_k, "group_m": tile.group_m}
     one_scale = not interleaved and (not gated or n_size % 128 == 0) and 128 % tile.block_n == 0
     constexprs |= {"scaling": SCALING.get(weights_format, "none"), "tile_scale": one_scale, "a_is_desc": not gated}
+    constexprs |= {"a_element": ELEMENTS.get(activations_format or ""), "w_element": ELEMENTS.get(weights_format)}
+    constexprs |= {"group": 16 if weights_format == "nvfp4" else 32}
     known = set(kernel.arg_names)
     constexprs = {name: value for name, value in constexprs.items() if name in known}
     signature = {name: kind for name, kind in types.items() if kind is not None and name in known}
@@ -142,6 +150,27 @@ def compile_expert_gemm(
         num_stages=tile.num_stages,
         max_registers=tile.max_registers,
     )
+
+
+def _kernel_of(weights_format: str, tile: Tile) -> triton.JITFunction:
+    packed = {"fp4": packed_expert_kernel, "mx8": mx_expert_kernel}
+    return packed.get(family(weights_format), tma_expert_kernel if tile.tma else dense_expert_kernel)
+
+
+def _operand_types(weights_format: str, element: str) -> dict[str, str | None]:
+    """Rows, weights and scales of the kernels that widen weights or multiply them as they are."""
+    words = weights_format == "mxfp8"
+    scale = None if weights_format == "bf16" else "*fp32"
+    types: dict[str, str | None] = {"a_ptr": element, "w_ptr": "*i16" if words else element, "a_scale_ptr": scale}
+    types |= {"w_scale_ptr": "*i32" if words else scale, "column_scale_ptr": scale, "out_ptr": "*bf16"}
+    return types | {"words_ptr": "*i16", "scales_ptr": "*i32"}
+
+
+def _scaled_types(weights_format: str) -> dict[str, str | None]:
+    nvfp4 = weights_format == "nvfp4"
+    types: dict[str, str | None] = {"a_ptr": "*u8", "w_ptr": "*u8", "out_ptr": "*bf16"}
+    types |= dict.fromkeys(("a_scale_ptr", "w_scale_ptr"), "*fp8e4nv" if nvfp4 else "*u8")
+    return types | dict.fromkeys(("a_global_ptr", "w_global_ptr"), "*fp32" if nvfp4 else None)
 
 
 def compile_block_table(*, capability: int, num_experts: int, block_m: int = 64) -> Compiled:
@@ -201,16 +230,27 @@ def multiply_instructions(ptx: str) -> frozenset[str]:
 def compiled_math_path(weights_format: str, activations_format: str, capability: tuple[int, int]) -> str:
     """``native``, ``upcast`` or ``emulated``, read from the matrix instructions of the fused GEMM as it compiles.
 
-    Native: both sides are multiplied as they are stored; upcast: the weights alone are widened; else emulated.
+    Native: both sides are multiplied as they are stored; upcast: a side is widened, exactly. Emulated: widened, and the
+    activations are FP4, for which the GPU has no arithmetic at all.
     """
-    tile = LAYER_TILES[family(weights_format)][0][1].gemm2
-    number = capability[0] * 10 + capability[1]
-    built = compile_expert_gemm(weights_format, capability=number, tile=tile, gated=False, n_size=512, k_size=512)
-    wide = not any("e4m3" in name or "f8f6f4" in name for name in multiply_instructions(built.ptx))
-    multiplied = "bf16" if wide else "e4m3"
-    if _element(activations_format) != multiplied:
-        return "emulated"
-    return "native" if _element(weights_format) == multiplied else "upcast"
+    itself = scales_itself(weights_format, activations_format, capability)
+    tile = LAYER_TILES["scaled" if itself else family(weights_format)][0][1].gemm2
+    built = compile_expert_gemm(
+        weights_format,
+        capability=capability[0] * 10 + capability[1],
+        tile=tile,
+        gated=False,
+        n_size=512,
+        k_size=512,
+        activations_format=activations_format if itself else None,
+    )
+    names = multiply_instructions(built.ptx)
+    wide = not any("e4m3" in name or "f8f6f4" in name or "mxf4" in name for name in names)
+    multiplied = {"bf16"} if wide else {"e4m3", "e2m1"} if itself else {"e4m3"}
+    elements = {_element(weights_format), _element(activations_format)}
+    if elements <= multiplied:
+        return "native"
+    return "emulated" if _element(activations_format) == "e2m1" else "upcast"
 
 
 def _element(format_name: str) -> str:

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.backend import capability_of, scales_itself
 from kernels.formats import Quantised
 from kernels.grouped_gemm import quantise_rows
 from kernels.grouped_gemm.expert_gemm import decoded_rows, expert_gemm
+from kernels.grouped_gemm.packed import PackedWeights
 from kernels.grouped_gemm.tiles import LayerTiles, choose_layer_tiles
 from kernels.triton_permute import RowPlan, combine_pairs, plan_pairs, plan_sorted
+from kernels.triton_rows_mx import decode_mx_rows, round_mx_rows
 
 if TYPE_CHECKING:
     from kernels.moe import ExpertWeights
@@ -45,9 +48,23 @@ def plan_fused_sorted(offsets: Tensor, experts: "ExpertWeights", *, num_rows: in
 
 
 def _tiles(experts: "ExpertWeights", num_rows: int) -> LayerTiles:
-    return choose_layer_tiles(
-        experts.w13.format, num_rows=num_rows, num_experts=experts.num_experts, device=experts.w13.data.device
+    name = "scaled" if _scales_itself(experts) else experts.w13.format
+    return choose_layer_tiles(name, num_rows=num_rows, num_experts=experts.num_experts, device=experts.w13.data.device)
+
+
+def _scales_itself(experts: "ExpertWeights") -> bool:
+    """Experts that came through a cache of packed slots have no plain codes to give to the matrix unit."""
+    codes = experts.w13.data
+    return codes.numel() > 0 and scales_itself(
+        experts.w13.format, experts.recipe.activations, capability_of(codes.device)
     )
+
+
+def _multiplied(experts: "ExpertWeights") -> tuple[Quantised | PackedWeights, Quantised | PackedWeights]:
+    """The weights of gemm1 and gemm2 in the form that their kernel reads."""
+    if experts.packed13 is None or experts.packed2 is None or not experts.is_packed or _scales_itself(experts):
+        return experts.w13, experts.w2
+    return experts.packed13, experts.packed2
 
 
 def quantise_tokens(x_TH: Tensor | Quantised, experts: "ExpertWeights") -> Tensor | Quantised:
@@ -61,10 +78,14 @@ def quantise_middle(h_PI: Tensor, experts: "ExpertWeights") -> Tensor | Quantise
 
 
 def _quantised(rows: Tensor | Quantised, experts: "ExpertWeights", weights: Quantised) -> Tensor | Quantised:
-    if not isinstance(rows, Quantised):
-        rows = quantise_rows(rows, experts.recipe.activations, weights=weights)
-    # FP4 weights are multiplied in BF16, which holds MX values exactly.
-    return decoded_rows(rows) if experts.is_packed else rows
+    inputs = experts.recipe.activations
+    if inputs not in ("mxfp8", "mxfp4") or _scales_itself(experts):
+        return rows if isinstance(rows, Quantised) else quantise_rows(rows, inputs, weights=weights)
+    # MX weights are multiplied in BF16, which holds the values of MX rows exactly: no codes are stored in between.
+    paired = weights.format == "mxfp8"
+    if isinstance(rows, Quantised):
+        return decode_mx_rows(rows, paired=paired) if rows.format == "mxfp8" else decoded_rows(rows)
+    return round_mx_rows(rows, name=inputs, scale_rule=weights.scale_rule, overflow=weights.overflow, paired=paired)
 
 
 def fused_gemm1(
@@ -73,7 +94,7 @@ def fused_gemm1(
     """Activated rows [P, I] in expert order; ``weights_TK`` multiply the tokens (weights on the input)."""
     return expert_gemm(
         x,
-        experts.packed13 if experts.is_packed else experts.w13,
+        _multiplied(experts)[0],
         plan.rows,
         plan.tiles.gemm1,
         num_rows=plan.num_rows,
@@ -90,7 +111,7 @@ def fused_gemm2(
     """Rows [P, H] in the order of pairs, times ``weights_TK``; rows of dropped pairs are left unwritten."""
     return expert_gemm(
         h,
-        experts.packed2 if experts.is_packed else experts.w2,
+        _multiplied(experts)[1],
         plan.rows,
         plan.tiles.gemm2,
         num_rows=plan.num_rows,

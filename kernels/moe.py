@@ -15,19 +15,22 @@ from kernels.activation import Activation, apply_activation
 from kernels.backend import choose_layer_backend, layer_backend_on
 from kernels.formats import FORMATS, Quantised
 from kernels.grouped_gemm import grouped_gemm
-from kernels.grouped_gemm.packed import FORMATS as PACKED_FORMATS
 from kernels.grouped_gemm.packed import PackedWeights, pack_weights
+from kernels.grouped_gemm.packed_mx8 import pack_mxfp8
 from kernels.permute import combine_rows, gather_rows, sort_by_expert
 from kernels.recipes import RECIPES, Recipe
 
 WEIGHT_ON = ("output", "input")
+PACKED_FORMATS = ("mxfp4", "nvfp4", "mxfp8")
+"""Weight formats whose fused kernels read a form of their own, made once."""
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
     """Encoded experts: ``w13`` [E, 2I, H], ``w2`` [E, H, I], biases [E, 2I] and [E, H] or None.
 
-    ``packed13`` and ``packed2`` hold FP4 weights a second time, as the fused kernels stream them; see ``packed``.
+    ``packed13`` and ``packed2`` hold FP4 weights a second time, as the fused kernels stream them, and of MXFP8 weights
+    the same codes beside scales of another form; see ``packed``.
     """
 
     w13: Quantised
@@ -65,21 +68,25 @@ class ExpertWeights:
         return all(packed is not None and packed.source is q.data for packed, q in pairs)
 
     def packed(self) -> "ExpertWeights":
-        """The same with the packed forms of FP4 weights, made once, outside any timing; other formats as they are."""
+        """The same with the packed forms of MX and NVFP4 weights, made once, outside any timing; others as they are."""
         if self.w13.format not in PACKED_FORMATS or self.is_packed:
             return self
+        if self.w13.format == "mxfp8":
+            return replace(self, packed13=pack_mxfp8(self.w13, gated=True), packed2=pack_mxfp8(self.w2))
         packed13 = pack_weights(self.w13, gated=True, interleaved=self.activation.interleaved)
         return replace(self, packed13=packed13, packed2=pack_weights(self.w2))
 
     def backend_on(self, device: torch.device, backend: str) -> str:
-        """``triton`` where the fused layer runs these weights, else ``torch``; FP4 weights must be packed for it.
+        """``triton`` where the fused layer runs these weights, else ``torch``; it wants ``PACKED_FORMATS`` packed.
 
         Raises ValueError for ``triton`` where it cannot run.
         """
         chosen = layer_backend_on(device, backend, self.w13.format, self.recipe.activations)
         if chosen == "triton" and self.w13.format in PACKED_FORMATS and not self.is_packed:
             if backend == "triton":
-                raise ValueError("experts: the fused kernels need packed FP4 weights; call packed() once beforehand")
+                raise ValueError(
+                    f"experts: the fused kernels need packed {self.w13.format}; call packed() once beforehand"
+                )
             return "torch"
         return chosen
 
@@ -187,8 +194,8 @@ def math_path(
     """How the products are formed: ``native``, ``upcast`` (stored small, multiplied wide), or ``emulated``.
 
     Emulated: both sides are quantised, decoded again and multiplied wide, which shows the format's error but not its
-    speed. Where the fused kernels run it is read from their compiled code. Raises ValueError where the backend cannot
-    run the precision.
+    speed. Where the fused kernels run it is read from their compiled code (``compile.compiled_math_path``). Raises
+    ValueError where the backend cannot run the precision.
     """
     recipe = find_recipe(precision)
     chosen = choose_layer_backend(

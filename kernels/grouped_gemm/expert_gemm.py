@@ -10,13 +10,16 @@ from torch import Tensor
 from kernels.activation import Activation
 from kernels.formats import FORMATS, Quantised
 from kernels.grouped_gemm.expert_kernels import dense_expert_kernel
+from kernels.grouped_gemm.mx_kernel import mx_expert_kernel
 from kernels.grouped_gemm.packed import PackedWeights
 from kernels.grouped_gemm.packed_kernel import packed_expert_kernel
+from kernels.grouped_gemm.scaled_kernel import scaled_expert_kernel
 from kernels.grouped_gemm.tiles import Tile
 from kernels.grouped_gemm.tma_gemm import launch_tma, takes_descriptors
 from kernels.triton_permute import RowPlan
 from kernels.triton_rows import interpreted, storable
 
+ELEMENTS = {"mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1"}
 SCALING = {"bf16": "none", "e4m3_block": "block", "e4m3_row": "outer", "e4m3_tensor": "outer"}
 
 
@@ -42,14 +45,14 @@ def expert_gemm(
     a = a if isinstance(a, Quantised) or a.stride(1) == 1 else a.contiguous()
     data = a.data if isinstance(a, Quantised) else a
     # Rows of no expert are zeros where they are given back, or where a scale of the whole matrix is taken over them.
-    whole = isinstance(weights, Quantised) and weights.format.endswith("_tensor")
+    whole = isinstance(weights, Quantised) and weights.format in ("e4m3_tensor", "e5m2_tensor", "nvfp4")
     make = torch.zeros if (gated and whole) or not (gated or plan.direct or plan.order is not None) else torch.empty
     out = make(num_rows, n_size, dtype=storable(torch.bfloat16), device=data.device)
     activation = activation or Activation()
     interleaved = gated and activation.interleaved
     common = {
         "n_size": n_size,
-        "k_size": a.shape[1],
+        "k_size": weights.shape[-1],
         "top_k": top_k,
         "gated": gated,
         "clamped": activation.kind == "clamped_swiglu",
@@ -68,7 +71,8 @@ def expert_gemm(
     }
     common |= {"maxnreg": tile.max_registers} if tile.max_registers else {}
     limits = (float(activation.alpha), float(activation.limit))
-    launch = _launch_packed if isinstance(weights, PackedWeights) else _launch_dense
+    launches = _LAUNCHES if isinstance(weights, Quantised) else _PACKED_LAUNCHES
+    launch = launches.get(weights.format, _launch_dense)
     if out.numel():
         with torch.cuda.device_of(data):
             launch(a, weights, bias_EN, out, weights_P, plan, limits, tile, common)
@@ -83,6 +87,33 @@ def _launch_packed(a, weights, bias_EN, out, weights_P, plan, limits, tile, comm
         plan.num_blocks, weights.shape[0], *limits, a.stride(0), out.stride(0),
         nvfp4=weights.format == "nvfp4", **common,
     )  # fmt: skip
+
+
+def _launch_mx8(a, weights, bias_EN, out, weights_P, plan, limits, tile, common) -> None:
+    grid = (plan.num_blocks * triton.cdiv(common["n_size"], tile.block_n),)
+    mx_expert_kernel[grid](
+        a, weights.words.view(torch.int16), weights.scales, weights.column_scale, bias_EN, out,
+        plan.order, weights_P, plan.offsets, plan.experts, plan.starts,
+        plan.num_blocks, weights.shape[0], *limits, a.stride(0), weights.words.stride(1) // 2, out.stride(0), **common,
+    )  # fmt: skip
+
+
+def _launch_scaled(a, weights, bias_EN, out, weights_P, plan, limits, tile, common) -> None:
+    grid = (plan.num_blocks * triton.cdiv(common["n_size"], tile.block_n),)
+    nvfp4 = weights.format == "nvfp4"
+    scale_type = torch.float8_e4m3fn if nvfp4 and not interpreted() else torch.uint8
+    a_scale, w_scale = (q.scale.contiguous().view(scale_type) for q in (a, weights))
+    scaled_expert_kernel[grid](
+        a.data, a_scale, a.global_scale, weights.data, w_scale, weights.global_scale, bias_EN, out,
+        plan.order, weights_P, plan.offsets, plan.experts, plan.starts,
+        plan.num_blocks, weights.shape[0], *limits, a.data.stride(0), a_scale.stride(0), out.stride(0),
+        a_element=ELEMENTS[a.format], w_element=ELEMENTS[weights.format], group=16 if nvfp4 else 32,
+        swap=tile.swap, block_k=tile.block_k, **common,
+    )  # fmt: skip
+
+
+_LAUNCHES = dict.fromkeys(("mxfp8", "mxfp4", "nvfp4"), _launch_scaled)
+_PACKED_LAUNCHES = {"mxfp4": _launch_packed, "nvfp4": _launch_packed, "mxfp8": _launch_mx8}
 
 
 def _launch_dense(a, weights, bias_EN, out, weights_P, plan, limits, tile, common) -> None:

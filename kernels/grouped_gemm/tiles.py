@@ -81,14 +81,27 @@ LAYER_TILES: dict[str, tuple[tuple[float, LayerTiles], ...]] = {
         (_MIDDLE, LayerTiles(Tile(64, 64, 128, 4, 3, 1, True), Tile(64, 128, 128, 4, 3, 4, True))),
         (_LARGE, LayerTiles(Tile(128, 64, 128, 4, 3, 8, True), Tile(128, 128, 128, 4, 3, 8, True))),
     ),
+    "mx8": (
+        (_SMALL, LayerTiles(Tile(16, 64, 128, 4, 4, 1, True), Tile(16, 64, 128, 4, 4, 1, True))),
+        (_MIDDLE, LayerTiles(Tile(64, 64, 128, 4, 3, 1, True), Tile(64, 64, 128, 4, 3, 4, True))),
+        (_LARGE, LayerTiles(Tile(128, 64, 128, 4, 3, 8, True), Tile(128, 128, 128, 4, 3, 8, True))),
+    ),
+    "scaled": (
+        (_SMALL, LayerTiles(Tile(16, 128, 128, 4, 4, 1, True), Tile(16, 128, 128, 4, 4, 1, True))),
+        (_LARGE, LayerTiles(Tile(128, 128, 128, 4, 3, 8), Tile(128, 128, 128, 4, 3, 8))),
+    ),
 }
-_FAMILIES = {"bf16": "bf16", "mxfp4": "fp4", "nvfp4": "fp4"}
-_BYTES = {"bf16": 2.0, "e4m3": 1.0, "fp4": 0.75}
+_FAMILIES = {"bf16": "bf16", "mxfp4": "fp4", "nvfp4": "fp4", "mxfp8": "mx8", "scaled": "scaled"}
+# Bytes of an element of the rows and of the weights with its share of the scales.
+_BYTES = {"bf16": (2.0, 2.0), "e4m3": (1.0, 1.0), "fp4": (2.0, 0.75), "mx8": (2.0, 1.25), "scaled": (1.25, 1.25)}
 _SPARE_BYTES = 2048
 
 
 def family(weights_format: str) -> str:
-    """``bf16``, ``e4m3`` or ``fp4``: formats whose tiles cost the same."""
+    """``bf16``, ``e4m3``, ``fp4``, ``mx8`` or ``scaled``: formats whose tiles cost the same.
+
+    ``scaled`` is the name of any format where the matrix unit scales blocks itself.
+    """
     return _FAMILIES.get(weights_format, "e4m3")
 
 
@@ -108,7 +121,7 @@ def choose_layer_tiles(weights_format: str, *, num_rows: int, num_experts: int, 
 
 def fit(tile: Tile, kind: str, *, parts: int, shared_bytes: int) -> Tile:
     """The tile with as many stages as shared memory holds; ``parts`` column blocks of weights go with one of rows."""
-    rows, weights = (2.0, 0.75) if kind == "fp4" else (_BYTES[kind], _BYTES[kind])
+    rows, weights = _BYTES[kind]
     stage = (tile.block_m * rows + parts * tile.block_n * weights) * tile.block_k
     return replace(tile, num_stages=max(1, min(tile.num_stages, int((shared_bytes - _SPARE_BYTES) // stage))))
 

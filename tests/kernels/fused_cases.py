@@ -16,12 +16,14 @@ from kernels.permute import block_experts, sort_by_expert
 from kernels.recipes import RECIPES
 from kernels.triton_permute import plan_pairs
 
-PRECISIONS = ("bf16", "fp8_block", "fp8_row", "fp8_tensor", "mxfp4_w4a16", "nvfp4_w4a16", "mxfp4_w4a8", "mxfp4")
+PRECISIONS = ("bf16", "fp8_block", "fp8_row", "fp8_tensor", "mxfp8", "mxfp4_w4a16", "nvfp4_w4a16", "mxfp4_w4a8",
+              "mxfp4", "nvfp4")  # fmt: skip
 GPT_OSS = Activation("clamped_swiglu", interleaved=True)
 OTHER_ORDER = {
     "bf16": LayerTiles(Tile(16, 32, 64, 4, 3, 4, True), Tile(16, 64, 32, 4, 3, 4, True)),
     "e4m3": LayerTiles(Tile(32, 64, 128, 4, 3, 2), Tile(32, 128, 128, 4, 3, 2, True)),
     "fp4": LayerTiles(Tile(32, 128, 128, 4, 3, 4, True), Tile(32, 64, 128, 4, 3, 4, True)),
+    "mx8": LayerTiles(Tile(32, 128, 128, 4, 3, 4, True), Tile(32, 64, 128, 4, 3, 4, True)),
 }
 DESCRIPTORS = {
     "bf16": LayerTiles(Tile(32, 32, 64, 4, 3, 4, tma=True), Tile(32, 64, 32, 4, 3, 2, tma=True)),
@@ -62,7 +64,7 @@ def layer_case(precision):
     few = make(precision, 1, 40, 4, 130, 70)
     call = {"weight_on": "input"}
     out["direct"] = distance(moe_layer(*few, backend="triton", **call), moe_layer(*few, **call))
-    if precision not in ("bf16", "fp8_block", "nvfp4_w4a16"):
+    if precision not in ("bf16", "fp8_block", "mxfp8", "nvfp4_w4a16"):
         return out
     x, ids, weights, experts = make(precision, 40, 3, 2, 192, 136)
     kind = family(RECIPES[precision].weights)

@@ -5,10 +5,12 @@ import re
 import pytest
 
 pytest.importorskip("triton")
-from kernels.compile import compile_expert_gemm, compiled_math_path, multiply_instructions
+from kernels.backend import SCALED_PAIRS
+from kernels.compile import compile_expert_gemm, compile_kernel, compiled_math_path, multiply_instructions
 from kernels.grouped_gemm.candidates import candidates
 from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, fit
 from kernels.moe import math_path
+from kernels.triton_rows_mx import mx_rows_kernel
 from kernels.tuned import load_table, module_name
 
 H200 = load_table("NVIDIA H200", (9, 0))
@@ -64,11 +66,12 @@ def test_few_pairs_need_no_order():
 
 
 @pytest.mark.parametrize(
-    ("capability", "family"), [(80, "bf16"), (89, "bf16"), (100, "bf16"), (100, "fp4"), (100, "e4m3")]
+    ("capability", "family"),
+    [(80, "bf16"), (89, "bf16"), (100, "bf16"), (100, "fp4"), (100, "e4m3"), (100, "mx8"), (90, "mx8")],
 )
 def test_general_tiles_fit_other_gpus(capability, family):
-    shared_bytes = {80: 163, 89: 99, 100: 227}[capability] * 1024
-    name = {"fp4": "mxfp4", "e4m3": "e4m3_row"}.get(family, family)
+    shared_bytes = {80: 163, 89: 99, 90: 227, 100: 227}[capability] * 1024
+    name = {"fp4": "mxfp4", "mx8": "mxfp8", "e4m3": "e4m3_row"}.get(family, family)
     rows = LAYER_TILES[family][:1] if capability == 100 else LAYER_TILES[family]
     for _, tiles in rows:
         for parts, tile in ((2, tiles.gemm1), (1, tiles.gemm2)):
@@ -83,11 +86,12 @@ def test_general_tiles_fit_other_gpus(capability, family):
 def test_math_path_is_what_the_compiled_code_does(monkeypatch):
     hopper = {"device_type": "cuda", "capability": (9, 0)}
     expected = {"bf16": "native", "fp8_block": "native", "fp8_row": "native", "fp8_tensor": "native"}
-    expected |= {"mxfp4_w4a16": "upcast", "nvfp4_w4a16": "upcast", "mxfp4_w4a8": "emulated", "mxfp4": "emulated"}
+    expected |= {"mxfp4_w4a16": "upcast", "nvfp4_w4a16": "upcast", "mxfp4_w4a8": "upcast", "mxfp4": "emulated"}
+    expected |= {"mxfp8": "upcast", "nvfp4": "emulated"}
     assert {name: math_path(name, **hopper) for name in expected} == expected
     compiled_math_path.cache_clear()
     monkeypatch.setattr("kernels.compile.multiply_instructions", lambda ptx: {"mma.sync.m16n8k16.f32.bf16.bf16.f32"})
-    assert math_path("fp8_block", **hopper) == "emulated"
+    assert math_path("fp8_block", **hopper) == "upcast"
     compiled_math_path.cache_clear()
 
 
@@ -95,7 +99,65 @@ def test_names_of_tables_and_candidates_share_their_rows():
     assert module_name("NVIDIA H200") == "nvidia_h200"
     assert load_table("a GPU nobody has", (7, 0)) is None
     assert load_table("NVIDIA H100", (9, 0)) is H200
-    for weights_format in ("bf16", "e4m3_block", "nvfp4"):
+    for weights_format in ("bf16", "e4m3_block", "nvfp4", "mxfp8"):
         for mean_rows in (1, 32, 512):
             first, second = candidates(weights_format, mean_rows)
             assert {t.block_m for t in first} & {t.block_m for t in second}
+
+
+SCALED_INSTRUCTIONS = {
+    ("mxfp8", "mxfp8"): "kind::mxf8f6f4.block_scale",
+    ("mxfp4", "mxfp8"): "kind::mxf8f6f4.block_scale",
+    ("mxfp4", "mxfp4"): "kind::mxf4.block_scale",
+    ("nvfp4", "nvfp4"): "kind::mxf4nvf4.block_scale",
+}
+
+
+@pytest.mark.parametrize("pair", SCALED_PAIRS, ids=str)
+@pytest.mark.parametrize("gated", [True, False])
+def test_blocks_are_scaled_by_the_matrix_unit_of_sm_100(pair, gated):
+    for _, tiles in LAYER_TILES["scaled"]:
+        tile = fit(tiles.gemm1 if gated else tiles.gemm2, "scaled", parts=1 + gated, shared_bytes=227 * 1024)
+        built = compile_expert_gemm(
+            pair[0],
+            activations_format=pair[1],
+            capability=100,
+            tile=tile,
+            gated=gated,
+            n_size=2880,
+            k_size=2880,
+            gpt_oss=True,
+        )
+        found = multiply_instructions(built.ptx)
+        assert found
+        assert all(name.startswith("tcgen05.mma") and SCALED_INSTRUCTIONS[pair] in name for name in found)
+
+
+def test_math_path_where_the_matrix_unit_scales_blocks():
+    blackwell = {"device_type": "cuda", "capability": (10, 0)}
+    names = ("mxfp8", "mxfp4_w4a8", "mxfp4", "nvfp4")
+    assert {name: math_path(name, **blackwell) for name in names} == dict.fromkeys(names, "native")
+    assert math_path("mxfp4_w4a16", **blackwell) == "upcast"
+
+
+def test_mxfp8_weights_are_decoded_in_registers():
+    """Neither the decoded weights nor their factors go back to shared memory inside the loop."""
+    for _, tiles in LAYER_TILES["mx8"]:
+        ptx = compile_expert_gemm(
+            "mxfp8", capability=90, tile=tiles.gemm1, gated=True, n_size=2880, k_size=2880, gpt_oss=True
+        ).ptx
+        assert re.search(r"wgmma\.mma_async\S+ \{[^}]*\}, \{%r\d+,%r\d+,%r\d+,%r\d+\},", ptx)
+        loop = ptx[ptx.index("wgmma.mma_async") : ptx.rindex("wgmma.mma_async")]
+        assert "mul.bf16x2" in loop
+        assert "st.shared" not in loop
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_rows_are_brought_to_bf16_without_fp8_hardware(capability):
+    for encoded, element in ((False, "e4m3"), (False, "e2m1"), (True, "e4m3")):
+        types = {"x_ptr": "*u8" if encoded else "*i16", "out_ptr": "*bf16"}
+        types |= dict.fromkeys(("num_rows", "num_columns", "stride_x", "stride_om"), "i32")
+        constexprs = {"kind": "bf16", "element": element, "rule": "floor", "overflow": "saturate", "encoded": encoded}
+        constexprs |= {"paired": True, "block_rows": 16} | ({} if encoded else {"scale_ptr": None})
+        types |= {"scale_ptr": "*u8"} if encoded else {}
+        assert compile_kernel(mx_rows_kernel, signature=types, constexprs=constexprs, capability=capability).ptx

@@ -12,7 +12,8 @@ from kernels.formats import FORMATS
 from kernels.recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
-PRECISIONS = ("bf16", "fp8_block", "fp8_row", "fp8_tensor", "mxfp4_w4a16", "nvfp4_w4a16", "mxfp4_w4a8", "mxfp4")
+PRECISIONS = ("bf16", "fp8_block", "fp8_row", "fp8_tensor", "mxfp8", "mxfp4_w4a16", "nvfp4_w4a16", "mxfp4_w4a8",
+              "mxfp4", "nvfp4")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -151,7 +151,9 @@ def test_combine_equals_its_twin_on_gpu_and_repeats():
     assert all(torch.equal(results[0], other) for other in results)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8_block", "fp8_row", "mxfp4_w4a16", "nvfp4_w4a16"])
+@pytest.mark.parametrize(
+    "precision", ["bf16", "fp8_block", "fp8_row", "mxfp8", "mxfp4_w4a16", "mxfp4_w4a8", "nvfp4_w4a16"]
+)
 def test_layer_waits_for_nothing_and_replays_in_a_graph(precision):
     recipe = RECIPES[precision]
     if layer_backend_on(torch.device("cuda"), "auto", recipe.weights, recipe.activations) != "triton":
@@ -211,7 +213,7 @@ def test_c05_offsets_beyond_32_bits_on_gpu(weights_format):
     assert rms(out, grouped_gemm(rows, torch.tensor([0, 40]), small, activations_format=weights_format)) <= BF16_ERROR
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp8_block", "mxfp4_w4a16", "nvfp4_w4a16"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8_block", "mxfp8", "mxfp4_w4a16", "nvfp4_w4a16"])
 @pytest.mark.parametrize(("num_experts", "top_k", "num_tokens"), [(8, 2, 3), (60, 4, 700), (512, 8, 2), (512, 10, 300)])
 def test_fused_layer_leaves_nothing_unwritten_and_repeats(precision, num_experts, top_k, num_tokens):
     x, ids, weights, w13, w2 = make_layer(num_tokens, num_experts=num_experts, top_k=top_k, seed=num_tokens)
