@@ -5,6 +5,7 @@ import pytest
 
 from tests.workload.factory import GROUPED, make_cell
 from workbench.spec.errors import Unsupported
+from workbench.spec.router import SoftmaxTopk
 from workbench.spec.workload import PowerLaw, Topics, Uniform
 from workbench.workload.counter import POPULARITY, uniform
 from workbench.workload.drift import Walk, state
@@ -107,6 +108,18 @@ def rank_shares(per_expert: np.ndarray) -> np.ndarray:
 def test_hot_rank_gets_its_factor(factor, rank, experts, top_k):
     per_rank = rank_shares(loads({"kind": "hot_rank", "factor": factor, "rank": rank}, experts=experts, top_k=top_k))
     assert per_rank[rank] / np.delete(per_rank, rank).mean() == pytest.approx(factor, rel=CLOSE)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0, 5.0])
+@pytest.mark.parametrize("ranks", [2, 6, 16])
+def test_hot_rank_gets_its_factor_through_a_gate_that_leaves_groups_out(factor, ranks):
+    skew = {"kind": "hot_rank", "factor": factor, "rank": 1}
+    cell = make_cell(ranks=ranks, tokens=160_000 // ranks, experts=48, top_k=4, skew=skew, router=GROUPED)
+    per_expert = slot_counts(route_all(cell).ids, 48)
+    hot = np.arange(48) * ranks // 48 == 1
+    assert per_expert[hot].mean() / per_expert[~hot].mean() == pytest.approx(factor, rel=CLOSE)
+    other = cell.model_copy(update={"router": SoftmaxTopk()})
+    np.testing.assert_array_equal(rank_logits(cell, rank=0), rank_logits(other, rank=0))
 
 
 def test_a_hot_rank_rotates_with_its_factor():

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-POPULARITY, TOKENS, DATA, CHANNELS, DEAL, ROUTER, TOKEN_IDS, SOURCES, TOPICS, SEQUENCES, COPIES = range(11)
+POPULARITY, TOKENS, DATA, CHANNELS, DEAL, ROUTER, TOKEN_IDS, SOURCES, TOPICS, SEQUENCES, COPIES, TRIALS = range(12)
 """Purposes: streams of different purposes are independent."""
 
 _CHUNK = 1 << 15  # float64 temporaries of this many values stay in the cache of one core

@@ -2,8 +2,8 @@
 
 Top-k of log popularity plus Gumbel noise draws k experts without replacement, each time in proportion to the
 popularity of those left. Skews that promise loads (power_law, lognormal with max_over_mean, hot_rank,
-rotating_hot_rank, counts of a trace) are turned into popularity by ``inclusion``; routers that limit groups or drop
-bend the loads further.
+rotating_hot_rank, counts of a trace) are turned into popularity by ``inclusion``. Gates that leave out groups bend
+loads further: for hot ranks the model's own is allowed for (``grouped``), other kinds give way to it.
 """
 
 from collections.abc import Callable
@@ -28,13 +28,17 @@ from workbench.spec.workload import (
 )
 from workbench.workload.counter import POPULARITY, normal, permutation, uniform
 from workbench.workload.drift import Walk, state
+from workbench.workload.grouped import Gate, popularity_factor
 from workbench.workload.inclusion import MAX_INCLUSION, NEVER, logs_of_loads, waiting_time
 from workbench.workload.recording import load_recording, require_fit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crowd:
-    """What a skew may depend on; ``num_tokens`` enter the whole expert-parallel group."""
+    """What a skew may depend on; ``num_tokens`` enter the whole expert-parallel group.
+
+    ``gate`` is the model's own, if it leaves out groups: whatever router a cell has, it meets the same traffic.
+    """
 
     num_experts: int
     top_k: int
@@ -43,6 +47,7 @@ class Crowd:
     seed: int
     layer: int
     step: int
+    gate: Gate | None = None
     trace_digest: str | None = None
 
     @property
@@ -147,7 +152,17 @@ def _hot_rank(skew: HotRank, crowd: Crowd) -> np.ndarray:
             f"workload.skew.factor: {skew.factor} would give an expert {hottest:.3g} picks a token; a token takes an"
             f" expert once at most (top_k {crowd.top_k}, {crowd.num_experts} experts, {crowd.num_ranks} ranks)"
         )
+    if crowd.gate is not None and crowd.num_ranks > 1 and skew.factor != 1:
+        like = home_of_experts(crowd) == (0 if _ranks_are_alike(crowd) else skew.rank)
+        factor = popularity_factor(skew.factor, hot=like.tobytes(), top_k=crowd.top_k, gate=crowd.gate)
+        shares = np.where(shares == 1, 1.0, factor)
     return logs_of_loads(shares, crowd.top_k)
+
+
+def _ranks_are_alike(crowd: Crowd) -> bool:
+    """Whether the gate's groups lie in every rank as in the first."""
+    groups, ranks = crowd.gate.num_groups, crowd.num_ranks
+    return crowd.num_experts % ranks == 0 and (groups % ranks == 0 or ranks % groups == 0)
 
 
 def _rotating_hot_rank(skew: RotatingHotRank, crowd: Crowd) -> np.ndarray:

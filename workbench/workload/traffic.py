@@ -19,6 +19,7 @@ from workbench.spec.router import ExpertChoice, Hash, Recorded, Router
 from workbench.spec.scenario import Cell
 from workbench.spec.workload import ColdRank, Skew, Sources, Trace
 from workbench.workload.counter import ROUTER, raw_words
+from workbench.workload.grouped import limits_groups
 from workbench.workload.logits import Batch, recorded_routing, token_logits
 from workbench.workload.routed import RoutedTraffic
 from workbench.workload.skew import Crowd, require_warm_experts
@@ -143,6 +144,7 @@ def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) ->
         seed=cell.workload.seed,
         layer=layer,
         step=step,
+        gate=cell.model.router if limits_groups(cell.model.router) else None,
         trace_digest=cell.trace_digest,
     )
     capacity = cell.balance.capacity or None  # factor 0 drops nothing, as none
