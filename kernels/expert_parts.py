@@ -1,6 +1,6 @@
 """The tensors that a stack of experts is computed from, each with a row an expert.
 
-Of FP4 experts with packed forms those are the packed ones; the plain codes are then left out, an empty tensor in their
+Of experts with packed forms those are the packed ones; the plain codes are then left out, an empty tensor in their
 place. E experts of the old stack, E' of the new.
 """
 
@@ -43,11 +43,13 @@ def map_parts(experts: ExpertWeights, change: Change) -> ExpertWeights:
 def host_parts(stacks: Iterable[ExpertWeights], *, num_experts: int, pinned: bool) -> ExpertWeights:
     """Stacks of experts, ``num_experts`` in all, one after the other in host memory.
 
-    ``pinned`` locks its pages, so that a GPU copies beside work. A stack is asked for when the last one is copied, so
-    the device need not hold them all.
+    ``pinned`` locks its pages, so that a GPU copies beside work, and packs what its kernels want packed, once, so that
+    an expert is copied as it is multiplied. A stack is asked for when the last one is copied, so the device need not
+    hold them all.
     """
     joined, start = None, 0
     for stack in stacks:
+        stack = stack.packed() if pinned else stack
         if joined is None:
             joined = map_parts(stack, lambda part: _host_empty(part, num_experts, pinned=pinned))
         sources = parts_of(stack)

@@ -93,6 +93,8 @@ class ExpertCache:
         self.pinned = frozenset(pinned) if self.policy.pins else frozenset()
         if len(self.pinned) >= num_slots and num_slots < host.num_experts:
             raise ValueError(f"pinned: {len(self.pinned)} experts leave none of {num_slots} slots to the others")
+        # As the kernels read them: packed at each copy, or not at all, a layer would go through torch.
+        host = host.packed() if device.type == "cuda" else host
         self._host_parts = parts_of(host)
         self.weights = map_parts(host, lambda part: part.new_empty((num_slots, *part.shape[1:]), device=device))
         self._slot_parts = parts_of(self.weights)

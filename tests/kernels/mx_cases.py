@@ -15,6 +15,8 @@ from kernels.grouped_gemm.expert_gemm import expert_gemm
 from kernels.grouped_gemm.packed_mx8 import pack_mxfp8
 from kernels.grouped_gemm.tiles import Tile
 from kernels.moe import moe_layer, prepare_weights
+from kernels.offload import ExpertCache
+from kernels.offloaded_layer import offloaded_layer
 from kernels.triton_permute import plan_sorted
 from kernels.triton_rows_mx import decode_mx_rows, round_mx_rows
 
@@ -104,6 +106,23 @@ def empty_case(precision):
     return list(none.shape), float(dropped.abs().sum()), torch.equal(first, second), float(first[1].abs().sum())
 
 
+def offload_case(precision):
+    """The largest distance of a layer over 4 packed slots for 9 experts, in one wave and in several, from without."""
+    made = torch.randn(9, 128, 64), torch.randn(9, 64, 64)
+    gpt_oss = Activation("clamped_swiglu", interleaved=True)
+    experts = prepare_weights(*(w.bfloat16() / 8 for w in made), precision=precision, activation=gpt_oss).packed()
+    cache = ExpertCache(experts, num_slots=4, device=torch.device("cpu"))
+    assert cache.weights.backend_on(cache.device, "triton") == "triton"
+    worst = 0.0
+    for tokens in (1, 7):
+        weights, ids = torch.rand(tokens, 9).topk(3, dim=1)
+        call = torch.randn(tokens, 64).bfloat16(), ids.int(), weights
+        y = offloaded_layer(*call, cache, backend="triton").float()
+        expected = moe_layer(*call, experts, backend="triton").float()
+        worst = max(worst, float((y - expected).norm() / expected.norm()))
+    return worst
+
+
 def main() -> None:
     rows = [
         (dtype, name, rule, overflow)
@@ -118,6 +137,7 @@ def main() -> None:
                 "products": products(),
                 "rows": {str(case): rows_case(*case) for case in rows},
                 "nan": nan_case(),
+                "offload": {name: offload_case(name) for name in ("mxfp8", "mxfp4_w4a16", "mxfp4_w4a8")},
                 "empty": {name: empty_case(name) for name in ("mxfp8", "mxfp4_w4a8", "nvfp4")},
             }
         )

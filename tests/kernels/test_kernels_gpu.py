@@ -225,7 +225,8 @@ def test_fused_layer_leaves_nothing_unwritten_and_repeats(precision, num_experts
         poison = torch.full((num_tokens * top_k * 2048,), float("nan"), device="cuda", dtype=torch.bfloat16)
         del poison
         y = moe_layer(*inputs, experts)
-        assert rms(y, twin) <= 10 * BF16_ERROR
+        # Where rows are quantised a last bit of gemm1 can move a code.
+        assert rms(y, twin) <= 10 * BF16_ERROR + FORMATS[RECIPES[precision].activations].tolerance
         assert torch.equal(y, moe_layer(*inputs, experts))
 
 

@@ -52,6 +52,12 @@ def test_no_tokens_dropped_tokens_and_repeats(results):
         assert (shape, dropped, repeats, dropped_row) == ([0, 48], 0, True, 0), precision
 
 
+def test_slots_of_a_cache_go_through_the_packed_kernels(results):
+    """Several waves round their rows to BF16 before the sum, one does not."""
+    assert set(results["offload"]) == {"mxfp8", "mxfp4_w4a16", "mxfp4_w4a8"}
+    assert all(found <= 2 * FORMATS["bf16"].tolerance for found in results["offload"].values()), results["offload"]
+
+
 @pytest.mark.parametrize(("columns", "k_size"), [(2, 2), (128, 128), (140, 200), (66, 2880)])
 def test_packed_mxfp8_holds_the_same_values(columns, k_size):
     dense = torch.randn(3, columns, k_size, generator=torch.Generator().manual_seed(k_size))

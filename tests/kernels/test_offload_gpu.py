@@ -20,14 +20,18 @@ def experts():
     return prepare_weights(w13.bfloat16(), w2.bfloat16(), precision="bf16")
 
 
-@pytest.mark.parametrize("precision", ["fp8_block", "mxfp4_w4a16", "nvfp4_w4a16"])
-def test_small_formats_come_through_the_slots(precision):
+@pytest.mark.parametrize("precision", ["fp8_block", "mxfp8", "mxfp4_w4a16", "mxfp4_w4a8", "nvfp4_w4a16"])
+@pytest.mark.parametrize("prepared_on", ["cuda", "cpu"])
+def test_small_formats_come_through_the_slots(precision, prepared_on):
     generator = torch.Generator(device="cuda").manual_seed(1)
     w13 = torch.randn(8, 512, 256, generator=generator, device="cuda").bfloat16() / 16
     w2 = torch.randn(8, 256, 256, generator=generator, device="cuda").bfloat16() / 16
     experts = prepare_weights(w13, w2, precision=precision)
     cache = ExpertCache(
-        host_parts([experts], num_experts=8, pinned=True), num_slots=3, device=torch.device("cuda"), policy="lfu"
+        host_parts([experts.to(prepared_on)], num_experts=8, pinned=True),
+        num_slots=3,
+        device=torch.device("cuda"),
+        policy="lfu",
     )
     assert cache.weights.backend_on(torch.device("cuda"), "auto") == experts.backend_on(torch.device("cuda"), "auto")
     x = torch.randn(50, 256, generator=generator, device="cuda").bfloat16()

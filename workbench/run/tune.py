@@ -24,7 +24,8 @@ from kernels.grouped_gemm.tiles import Tile
 from kernels.moe import ExpertWeights, prepare_weights
 from kernels.recipes import RECIPES
 
-PRECISIONS = {"bf16": "bf16", "e4m3_block": "fp8_block", "mxfp4": "mxfp4_w4a16", "nvfp4": "nvfp4_w4a16"}
+PRECISIONS = {"bf16": "bf16", "e4m3_block": "fp8_block", "mxfp8": "mxfp8", "mxfp4": "mxfp4_w4a16",
+              "nvfp4": "nvfp4_w4a16"}  # fmt: skip
 """Weight format -> the precision that it is tuned in."""
 SIZES = ((7168, 2048, 8, False), (4096, 1536, 8, False), (2880, 2880, 4, True))
 """(hidden, intermediate, top-k, gpt-oss's activation and biases) of DeepSeek-V3, Qwen3-235B and gpt-oss."""
