@@ -140,6 +140,7 @@ _PARTS: dict[str, Callable[[Cell], str]] = {
     "phase": lambda cell: cell.workload.phase,
     "precision": lambda cell: cell.precision.name,
     "tokens": lambda cell: f"{cell.workload.tokens_per_rank}tok",
+    "sources": lambda cell: f"{_settings(cell.workload.sources)} sources",
     "skew": lambda cell: _settings(cell.workload.skew),
     "data": lambda cell: _settings(cell.workload.data),
     "seed": lambda cell: f"seed{cell.workload.seed}",

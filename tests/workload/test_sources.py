@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from tests.workload.factory import make_cell
+from workbench.plan import cell_labels, plan_cells
 from workbench.spec.errors import Unsupported
 from workbench.spec.identity import cell_id
 from workbench.spec.scenario import Cell
+from workbench.spec.scenario_file import parse_scenario
 from workbench.spec.workload import Workload
 from workbench.workload.data import rank_activations
 from workbench.workload.loads import slot_counts
@@ -106,3 +108,9 @@ def test_even_sources_leave_ids_of_cells_as_they_were():
     values = {"workload": Workload()}
     assert cell_id(values) == cell_id({"workload": Workload.model_validate({"sources": "even"})}) == cell_id({})
     assert cell_id({"workload": Workload.model_validate({"sources": {"kind": "ragged"}})}) != cell_id({})
+
+
+def test_labels_say_which_ranks_have_tokens():
+    text = "model: mixtral-8x7b\nmatrix: {workload.sources: [even, {kind: ragged, cv: 0.8}, empty_rank]}\n"
+    labels = cell_labels(plan_cells(parse_scenario(text, file="s.yaml")))
+    assert [label.split(" ", 1)[0] for label in labels.values()] == ["even", "ragged", "empty_rank"]
