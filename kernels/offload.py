@@ -123,7 +123,7 @@ class ExpertCache:
         self._arrival: torch.cuda.Event | None = None
         self.counters = Counters()
         self._copy_in([e for e in kept if e not in self._slot_of], protect=kept)
-        self._wait()
+        self._wait(self._mark())
         self.counters = Counters()
 
     def fetch(self, experts: Sequence[int]) -> Tensor:
@@ -133,6 +133,8 @@ class ExpertCache:
         """
         missing = [e for e in experts if e not in self._slot_of]
         early = [e for e in experts if e in self._fetched_early]
+        # Before the copies are given to the device, which takes the host a good part of the time that they run.
+        asked = self._mark() if missing or early else None
         self._copy_in(missing, protect=experts)
         self.counters.misses += len(missing) + len(early)
         self.counters.hits += len(experts) - len(missing) - len(early)
@@ -140,7 +142,7 @@ class ExpertCache:
             usage = self._usage.setdefault(expert, Usage())
             usage.count, usage.last, self._clock = usage.count + 1, self._clock, self._clock + 1
         if missing or early:
-            self._wait()
+            self._wait(asked)
         self._fetched_early.difference_update(early)
         slots = [-1] * self._host_parts[0].shape[0]
         for expert in experts:
@@ -220,16 +222,22 @@ class ExpertCache:
             self._slot_of[expert] = slot
             yield expert, slot
 
-    def _wait(self) -> None:
-        """Let the current stream wait for the copies, and note how long."""
-        if self._arrival is None:
+    def _mark(self) -> torch.cuda.Event | None:
+        """The present place in the stream of the layer's work, with its time; None on a CPU."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def _wait(self, since: torch.cuda.Event | None) -> None:
+        """Let the current stream wait for the copies, and note how long that is after ``since``."""
+        if self._arrival is None or since is None:
             return
-        stream = torch.cuda.current_stream(self.device)
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        marks[0].record(stream)
-        stream.wait_event(self._arrival)
-        marks[1].record(stream)
-        self.counters.stalls.append((marks[0], marks[1]))
+        torch.cuda.current_stream(self.device).wait_event(self._arrival)
+        arrived = self._mark()
+        assert arrived is not None
+        self.counters.stalls.append((since, arrived))
 
 
 def _chunks(experts: Sequence[int], size: int) -> list[list[int]]:

@@ -139,6 +139,18 @@ def test_a_prefetched_expert_is_a_miss_that_does_not_wait(host):
     assert cache.counters.hits == 2, "asked for again, it is a hit"
 
 
+def test_a_stall_counts_from_the_request_and_not_from_the_last_copy(host, monkeypatch):
+    """The host needs a good part of a copy's time to give its many pieces to the device."""
+    cache, order = ExpertCache(host, num_slots=3, device=CPU), []
+    copy_in, honest = cache._copy_in, cache._wait
+    monkeypatch.setattr(cache, "_mark", lambda: order.append("mark"))
+    monkeypatch.setattr(cache, "_copy_in", lambda *args, **kwargs: (order.append("copy"), copy_in(*args, **kwargs)))
+    monkeypatch.setattr(cache, "_wait", lambda since: (order.append("wait"), honest(since)))
+    cache.fetch([0, 1])
+    cache.fetch([0, 1])
+    assert order == ["mark", "copy", "wait", "copy"], "the second has nothing to wait for"
+
+
 def test_prefetching_takes_no_slot_in_use(host):
     cache = ExpertCache(host, num_slots=3, device=CPU)
     cache.fetch([0, 1])

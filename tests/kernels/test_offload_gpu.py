@@ -93,3 +93,29 @@ def test_the_stall_is_that_of_the_link_and_prefetch_hides_it(experts):
             model_us = cache.counters.misses * cache.expert_bytes / bytes_per_us
     assert stalls[0] == pytest.approx(model_us, rel=0.2)
     assert stalls[1] < 0.5 * stalls[0]
+
+
+def test_the_stall_counts_from_the_request_where_an_expert_is_many_copies():
+    """Eight copies an expert, which the host gives to the device while the first ones run."""
+    generator = torch.Generator(device="cuda").manual_seed(2)
+    w13 = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN, generator=generator, device="cuda") / HIDDEN**0.5
+    w2 = torch.randn(EXPERTS, HIDDEN, WIDTH, generator=generator, device="cuda") / WIDTH**0.5
+    biases = {"bias13": w13[..., 0].bfloat16(), "bias2": w2[..., 0].bfloat16()}
+    made = prepare_weights(w13.bfloat16(), w2.bfloat16(), precision="mxfp4_w4a16", **biases)
+    host = host_parts([made], num_experts=EXPERTS, pinned=True)
+    cache = ExpertCache(host, num_slots=EXPERTS // 2, device=torch.device("cuda"))
+    source = host.packed13.words
+    target = torch.empty_like(source, device="cuda")
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    target.copy_(source, non_blocking=True)
+    marks[0].record()
+    target.copy_(source, non_blocking=True)
+    marks[1].record()
+    torch.cuda.synchronize()
+    bytes_per_us = source.nbytes / (marks[0].elapsed_time(marks[1]) * 1e3)
+    batches = list(steps(16, 4))
+    run(cache, batches, ahead=False)
+    cache.reset()
+    run(cache, batches, ahead=False)
+    model_us = cache.counters.misses * cache.expert_bytes / bytes_per_us
+    assert 0.9 * model_us <= cache.counters.stall_us() <= 1.5 * model_us
