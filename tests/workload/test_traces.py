@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -238,6 +239,17 @@ def _bad(kind: str, folder: Path) -> tuple[Path, str]:
     if kind == "torn parquet":
         (folder / "t.parquet").write_bytes(b"PAR1")
         return folder / "t.parquet", "ids"
+    if kind == "deep json":
+        (folder / "t.json").write_text("[" * 100_000)
+        return folder / "t.json", "counts"
+    if kind == "list json":
+        (folder / "t.json").write_text("[1, 2]")
+        return folder / "t.json", "counts"
+    if kind == "huge npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            head = b"{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999,), }"
+            archive.writestr("ids.npy", b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+        return path, "ids"
     if kind == "ragged json":
         (folder / "t.json").write_text(json.dumps({"logical_count": [[1, 2], [3]]}))
         return folder / "t.json", "counts"
@@ -276,6 +288,9 @@ BAD = {
     "torn pt": "or is no torch file",
     "torn safetensors": "cannot be read as safetensors",
     "torn parquet": "is no Parquet file",
+    "deep json": "is no JSON",
+    "list json": "holds a list where names and values are needed",
+    "huge npz": "no .npz file of plain arrays",
     "ragged json": "lists of unequal lengths",
     "missing rows": "step 0 has 59 rows of 59 tokens in 3 layers: some are missing",
     "floats": "ids is float32; needed are integers",
@@ -330,3 +345,26 @@ def test_a_file_changed_after_planning_is_refused_and_the_digest_is_in_the_id(tm
 def test_a_cell_without_a_trace_has_no_recording():
     assert recording_of(make_cell()) is None
     assert trace_flags(make_cell()) == []
+
+
+@pytest.mark.parametrize("form", ["npz", "safetensors", "per_token", "parquet", "json"])
+def test_damaged_bytes_are_refused_in_words_or_read(form, tmp_path):
+    """Whatever bytes are cut off or changed, nothing but the one refusal comes out."""
+    if form == "parquet":
+        path = files.parquet(tmp_path / "t.parquet", files.chosen(), long=False, shuffled=False)
+    elif form == "json":
+        path = files.sglang_json(tmp_path / "t.json", files.counts())
+    else:
+        path = write_ids(form, tmp_path, files.chosen(tokens=48))
+    whole, draw, said = path.read_bytes(), np.random.default_rng(0), []
+    for _ in range(60):
+        damaged = bytearray(whole[: draw.integers(1, len(whole) + 1)] if draw.random() < 0.5 else whole)
+        for place in draw.integers(0, len(damaged), 6):
+            damaged[place] = draw.integers(0, 256)
+        path.write_bytes(bytes(damaged))
+        try:
+            route_all(trace_cell(path, "counts" if form == "json" else "ids"))
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 20
+    assert all(text.startswith("workload.skew.path: ") for text in said)

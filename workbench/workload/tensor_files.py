@@ -5,7 +5,6 @@ ValueError with what is wrong, in words.
 """
 
 import json
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,16 +41,16 @@ def _safetensors_header(path: Path) -> tuple[np.ndarray, dict[str, Any], int]:
     try:
         header = json.loads(raw[8 : 8 + length].tobytes())
         return raw, {name: entry for name, entry in header.items() if name != "__metadata__"}, 8 + length
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"cannot be read as safetensors: {error}") from error
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"cannot be read as safetensors: {_first_line(error)}") from error
 
 
 def _tensor_at(raw: np.ndarray, entry: Mapping[str, Any], start: int) -> Tensor:
     try:
         first, last = (start + offset for offset in entry["data_offsets"])
         return torch.from_numpy(raw[first:last].copy()).view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"cannot be read as safetensors: {type(error).__name__}: {error}") from error
+    except (ValueError, KeyError, TypeError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"cannot be read as safetensors: {type(error).__name__}: {_first_line(error)}") from error
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -72,15 +71,15 @@ def _npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: as_array(arrays[name]) for name in arrays.files}
-    except (ValueError, OSError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"is no .npz file of plain arrays ({error})") from error
+    except Exception as error:  # zipfile, zlib and NumPy each raise their own
+        raise ValueError(f"is no .npz file of plain arrays ({_first_line(error)})") from error
 
 
 def _npy(path: Path) -> dict[str, np.ndarray]:
     try:
         return {path.stem: as_array(np.load(path, allow_pickle=False))}
-    except (ValueError, OSError) as error:
-        raise ValueError(f"is no plain .npy array ({error})") from error
+    except (ValueError, OSError, EOFError, MemoryError) as error:
+        raise ValueError(f"is no plain .npy array ({_first_line(error)})") from error
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -88,8 +87,8 @@ def _json(path: Path) -> dict[str, Any]:
         raise ValueError("is larger than 1 GiB; write it as .npz")
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"is no JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is no JSON ({_first_line(error)})") from error
     return _mapping(content)
 
 
@@ -97,9 +96,13 @@ def _pt(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the loader raises its own, pickle's and zip's
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"holds more than tensors and plain values, or is no torch file ({first})") from error
+        said = _first_line(error)
+        raise ValueError(f"holds more than tensors and plain values, or is no torch file ({said})") from error
     return _mapping(content)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def _mapping(content: Any) -> dict[str, Any]:
