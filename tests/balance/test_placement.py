@@ -13,7 +13,10 @@ from workbench.workload.traffic import route_all
 LOADS = np.array([90.0, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86])
 
 
-@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy", "eplb"])
+KINDS = ["linear", "round_robin", "greedy", "eplb", "lp"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("experts", "ranks", "redundant"), [(8, 4, 0), (12, 8, 4), (256, 6, 2), (5, 1, 0), (4, 4, 4)])
 def test_every_expert_has_a_slot_and_every_rank_as_many(kind, experts, ranks, redundant):
     loads = np.arange(experts, 0, -1.0)
@@ -28,7 +31,7 @@ def test_plain_kinds_lay_experts_out_as_named():
     assert place(6, 3, kind="round_robin").slots.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
-@pytest.mark.parametrize("kind", ["linear", "round_robin", "greedy", "eplb"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_replicas_sit_on_other_ranks_than_their_originals(kind):
     for experts, ranks, redundant in ((16, 8, 8), (12, 8, 4), (14, 4, 2)):
         loads = np.random.default_rng(0).random(experts)
@@ -65,7 +68,19 @@ def test_eplb_keeps_a_router_group_on_one_node_where_groups_divide():
     groups_of_node = [set((slots[2 * node : 2 * node + 2] // 8).ravel().tolist()) for node in range(4)]
     assert sorted(g for groups in groups_of_node for g in groups) == list(range(8))
     odd = place(64, 8, kind="eplb", redundant=8, loads=loads, num_nodes=4, num_groups=2)
-    np.testing.assert_array_equal(odd.slots, place(64, 8, kind="greedy", redundant=8, loads=loads).slots)
+    np.testing.assert_array_equal(odd.slots, place(64, 8, kind="eplb", redundant=8, loads=loads).slots)
+    assert odd.scheme == "global"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups", "scheme"),
+    [(4, 8, "hierarchical"), (4, 4, "hierarchical"), (4, 2, "global"), (1, 8, "global"), (3, 3, "global")],
+)
+def test_the_way_that_eplb_went_is_told(nodes, groups, scheme):
+    loads = np.random.default_rng(0).random(48)
+    for kind in ("eplb", "lp"):
+        assert place(48, 8, kind=kind, loads=loads, num_nodes=nodes, num_groups=groups).scheme == scheme
+    assert place(48, 8, kind="greedy", loads=loads, num_nodes=nodes, num_groups=groups).scheme is None
 
 
 def test_eplb_evens_out_real_skew():
@@ -86,8 +101,8 @@ def test_bad_requests_name_the_field_and_the_mend():
         place(8, 4, kind="greedy")
     with pytest.raises(ValueError, match="3 values for 8 experts"):
         place(8, 4, kind="greedy", loads=np.ones(3))
-    with pytest.raises(Unsupported, match="lp"):
-        place(8, 4, kind="lp")
+    with pytest.raises(Unsupported, match="fair"):
+        place(8, 4, kind="fair")
 
 
 def test_slots_lead_back_to_their_experts_and_replicas_share():

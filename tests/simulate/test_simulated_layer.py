@@ -210,7 +210,6 @@ def test_records_repeat_exactly():
         ({"dispatch": {"strategy": "bruck"}}, "bruck"),
         ({"skew": {"kind": "hot_rank", "rank": 99}}, "workload.skew.rank: 99"),
         ({"router": {"kind": "recorded"}}, "recorded"),
-        ({"placement": "lp"}, "lp"),
         ({"balance": {"training": "bias", "placement": {"redundant_experts": 0}}}, "training"),
         ({"ep": 1024, "redundant": 768, "cluster": cluster_of(H200, gpus=1024)}, "512"),
     ],

@@ -5,19 +5,22 @@ import heapq
 import numpy as np
 
 
-def replicate(loads: np.ndarray, num_slots: int) -> tuple[np.ndarray, np.ndarray]:
+def replicate(loads: np.ndarray, num_slots: int, *, num_ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """Gives each spare slot to the expert with the highest load per copy.
 
     loads [E] tokens; returns the expert of every slot int64 [num_slots] and the load that slot then bears.
-    Ties go to the expert with fewer copies, then the lower index.
+    Ties go to the expert with fewer copies, then the lower index. An expert with a copy for every rank gets no more
+    while others lack one.
     """
     copies = np.ones(loads.size, np.int64)
     heap = [(-load, 1, expert) for expert, load in enumerate(loads.tolist())]
     heapq.heapify(heap)
+    most = max(num_ranks, -(-num_slots // loads.size))
     for _ in range(num_slots - loads.size):
         _, count, expert = heapq.heappop(heap)
         copies[expert] = count + 1
-        heapq.heappush(heap, (-loads[expert] / (count + 1), count + 1, expert))
+        if count + 1 < most:
+            heapq.heappush(heap, (-loads[expert] / (count + 1), count + 1, expert))
     experts = np.repeat(np.arange(loads.size), copies)
     return experts, loads[experts] / copies[experts]
 

@@ -14,6 +14,7 @@ FLAG_WORDS = {
     "ranks": "measured on rank {} of the group alone",
     "trace_tokens": "the trace has {} tokens, fewer than asked for, and is repeated",
     "trace_steps": "the trace has {} steps, fewer than asked for, and is repeated",
+    "placed_on_judged_steps": "the trace has no other steps, so experts were placed by the loads they are judged on",
     "virtual_nodes": "nodes are virtual: their ranks share one host",
 }
 ASIDES = {
@@ -21,6 +22,7 @@ ASIDES = {
     "sampled_tokens": "routing was drawn for part of the tokens, and scaled up",
     "sampled_layers": "routing was drawn for the first layers, which stand for the others",
     "sampled_steps": "routing was drawn for the first steps, which stand for the others",
+    "eplb": "eplb placed the experts in its {} way",
     "conversion_ms": "the weights were converted for this kernel beforehand",
 }
 """Flags that need no mark at each row."""

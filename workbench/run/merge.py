@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from workbench import __version__
+from workbench.balance.history import placement_flags
 from workbench.comm.bandwidth import algbw, busbw
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
@@ -202,7 +203,7 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
 
 def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) -> str | None:
     flags = sorted({flag for report in reports for flag in report.flags})
-    flags += trace_flags(cell)
+    flags += [*trace_flags(cell), *placement_flags(cell)]
     if cell.model is not None and len(reports) < cell.ep:
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
     hidden = hidden_us(cell, reports)

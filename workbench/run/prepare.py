@@ -15,7 +15,8 @@ from torch import Tensor
 from kernels.activation import Activation
 from kernels.moe import ExpertWeights, prepare_weights
 from kernels.recipes import Recipe, format_name
-from workbench.balance.placement import ExpertMap, expert_map_of, to_slots
+from workbench.balance.history import placed_before
+from workbench.balance.placement import ExpertMap, to_slots
 from workbench.comm.plan import DispatchPlan
 from workbench.comm.rank_plan import RankPlan
 from workbench.run.chunks import Chunk, is_chunked, make_chunks, num_chunks
@@ -83,8 +84,8 @@ def backend_of(cell: Cell) -> str:
 
 
 def place_experts(cell: Cell) -> ExpertMap:
-    """Where the cell's experts live, decided by the loads of its first step."""
-    return expert_map_of(cell, route_all(cell))
+    """Where the cell's experts live, decided by the loads of steps that are not measured."""
+    return placed_before(cell)
 
 
 def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: ExpertWeights | None = None) -> Prepared:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.balance.history import placement_flags
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
 from workbench.run.describe import base_record_fields
@@ -159,7 +160,7 @@ def flags_text(
     cell: Cell, fields: dict[str, Any], *, first: GroupTraffic, layers: list[LayerCost], num_steps: int
 ) -> str | None:
     """What a reader must know about this figure, comma separated; None when nothing."""
-    flags = trace_flags(cell)
+    flags = [*trace_flags(cell), *placement_flags(cell)]
     if first.scale != 1.0:
         flags.append(f"sampled_tokens={first.sampled_tokens}")
     if len(layers) < cell.workload.layers:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from workbench.balance.placement import expert_map_of
+from workbench.balance.history import placed_before
 from workbench.comm.strategies import make_plan
 from workbench.simulate.network import HopLoad, hop_load
 from workbench.simulate.sampling import full_counts
@@ -58,7 +58,7 @@ def _key(cell: Cell) -> tuple:
     return (
         cell.model.model_dump_json(exclude={"sources", "note", "attention"}),
         cell.router.model_dump_json(),
-        workload.model_dump_json(exclude={"data", "layers", "steps"}),
+        workload.model_dump_json(exclude={"data", "layers"}),
         cell.balance.model_dump_json(),
         (cell.ep, cell.parallel.tp, cell.trace_digest, cell.dispatch.strategy),
         (cluster.device, cluster.nodes, cluster.gpus_per_node, cluster.hardware.scale_up.domain),
@@ -86,13 +86,13 @@ def _cached(query: _Query) -> GroupTraffic:
     cell = query.cell
     assert cell.model is not None
     traffic = route_all(cell, layer=query.layer, step=query.step, max_tokens=sampled_tokens_per_rank(cell))
-    return count_traffic(cell, traffic)
+    return count_traffic(cell, traffic, layer=query.layer)
 
 
-def count_traffic(cell: Cell, traffic: RoutedTraffic) -> GroupTraffic:
+def count_traffic(cell: Cell, traffic: RoutedTraffic, *, layer: int = 0) -> GroupTraffic:
     """Counts of one routed batch: placement and strategy of the cell applied to ``traffic`` (ids [R, T, K])."""
     assert cell.model is not None
-    plan = make_plan(cell, traffic, expert_map_of(cell, traffic))
+    plan = make_plan(cell, traffic, placed_before(cell, layer=layer))
     slots_RS = plan.slot_loads()
     sampled = traffic.ids.shape[1]
     routed = int(traffic.tokens_R.sum())

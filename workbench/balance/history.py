@@ -1,0 +1,55 @@
+"""Which steps place a cell's experts and which judge the placement.
+
+A cell is judged on the steps 0 .. N - 1 of its workload (N = ``workload.steps``; those that are run or priced). Its
+experts are placed once, with the loads of the ``HISTORY_STEPS`` steps N .. N + 3 of the same layer: other tokens of
+the same popularity, never a step that judges. Steps behind the judged ones stand for those before them, because step 0
+is the first that exists; every skew that moves at random (drift) looks the same in both directions of time, and a
+rotating hot rank has moved on by then, as it would have before. A recording with no more than N steps repeats itself,
+so there the judged steps place as well; ``placement_flags`` says so.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from workbench.balance.nodes import ranks_per_node
+from workbench.balance.placement import READ_LOADS, ExpertMap, eplb_scheme, place_cell
+from workbench.spec.scenario import Cell
+from workbench.spec.workload import Trace
+from workbench.workload.loads import slot_counts
+from workbench.workload.recording import recording_of
+from workbench.workload.traffic import cell_router, route_all
+
+HISTORY_STEPS = 4
+_MAX_LOGITS = 1 << 19  # drawn for each of the steps; more tokens are sampled
+
+
+def history_loads(cell: Cell, *, layer: int = 0) -> np.ndarray:
+    """Tokens per expert, int64 [E], of the steps that place; of large batches a sample."""
+    tokens = max(1, _MAX_LOGITS // (cell.ep * cell.model.num_experts))
+    first, loads = cell.workload.steps, np.zeros(cell.model.num_experts, np.int64)
+    for step in range(first, first + HISTORY_STEPS):
+        loads += slot_counts(route_all(cell, layer=layer, step=step, max_tokens=tokens).ids, loads.size)
+    return loads
+
+
+def placed_before(cell: Cell, *, layer: int = 0) -> ExpertMap:
+    """The cell's placement of one layer; kinds that read loads get ``history_loads``."""
+    reads = cell.balance.placement.kind in READ_LOADS
+    return place_cell(cell, history_loads(cell, layer=layer) if reads else None)
+
+
+def placement_flags(cell: Cell) -> list[str]:
+    """How eplb went, ``eplb=hierarchical`` or ``eplb=global``, and ``placed_on_judged_steps`` of a recording."""
+    kind, flags = cell.balance.placement.kind, []
+    if cell.model is None or kind not in READ_LOADS:
+        return flags
+    if kind in ("eplb", "lp"):
+        nodes, groups = -(-cell.ep // ranks_per_node(cell)), getattr(cell_router(cell), "num_groups", 1)
+        flags.append(f"eplb={eplb_scheme(cell.model.num_experts, cell.ep, num_nodes=nodes, num_groups=groups)}")
+    trace = cell.workload.skew
+    if isinstance(trace, Trace) and Path(trace.path).is_file():
+        recording = recording_of(cell)
+        if recording is not None and len(recording.steps.batches) <= cell.workload.steps:
+            flags.append("placed_on_judged_steps")
+    return flags
