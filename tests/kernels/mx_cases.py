@@ -14,7 +14,7 @@ from kernels.fused import fused_layer
 from kernels.grouped_gemm.expert_gemm import expert_gemm
 from kernels.grouped_gemm.packed_mx8 import pack_mxfp8
 from kernels.grouped_gemm.tiles import Tile
-from kernels.moe import moe_layer, prepare_weights
+from kernels.moe import expert_mlp, moe_layer, prepare_weights
 from kernels.offload import ExpertCache
 from kernels.offloaded_layer import offloaded_layer
 from kernels.triton_permute import plan_sorted
@@ -106,6 +106,16 @@ def empty_case(precision):
     return list(none.shape), float(dropped.abs().sum()), torch.equal(first, second), float(first[1].abs().sum())
 
 
+def encoded_case(precision):
+    """Rows that come encoded, as from an FP8 dispatch, give what the same rows give that are encoded here."""
+    made = torch.randn(3, 80, 72), torch.randn(3, 72, 40)
+    experts = prepare_weights(*(w.bfloat16() / 8 for w in made), precision=precision).packed()
+    rows, offsets = torch.randn(21, 72).bfloat16(), OFFSETS
+    encoded = FORMATS[experts.recipe.activations].encode(rows)
+    both = [expert_mlp(x, offsets, experts, backend="triton") for x in (rows, encoded)]
+    return bool(both[0].any()) and torch.equal(*both)
+
+
 def offload_case(precision):
     """The largest distance of a layer over 4 packed slots for 9 experts, in one wave and in several, from without."""
     made = torch.randn(9, 128, 64), torch.randn(9, 64, 64)
@@ -137,6 +147,7 @@ def main() -> None:
                 "products": products(),
                 "rows": {str(case): rows_case(*case) for case in rows},
                 "nan": nan_case(),
+                "encoded": {name: encoded_case(name) for name in ("mxfp8", "mxfp4_w4a8", "mxfp4", "nvfp4")},
                 "offload": {name: offload_case(name) for name in ("mxfp8", "mxfp4_w4a16", "mxfp4_w4a8")},
                 "empty": {name: empty_case(name) for name in ("mxfp8", "mxfp4_w4a8", "nvfp4")},
             }

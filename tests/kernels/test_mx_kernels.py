@@ -52,6 +52,10 @@ def test_no_tokens_dropped_tokens_and_repeats(results):
         assert (shape, dropped, repeats, dropped_row) == ([0, 48], 0, True, 0), precision
 
 
+def test_rows_that_come_encoded_are_taken_as_they_are(results):
+    assert results["encoded"] == dict.fromkeys(("mxfp8", "mxfp4_w4a8", "mxfp4", "nvfp4"), True)
+
+
 def test_slots_of_a_cache_go_through_the_packed_kernels(results):
     """Several waves round their rows to BF16 before the sum, one does not."""
     assert set(results["offload"]) == {"mxfp8", "mxfp4_w4a16", "mxfp4_w4a8"}
