@@ -13,6 +13,7 @@ from workbench.comm.transport import TorchTransport
 from workbench.run.check import layer_limit
 from workbench.run.chunks import num_chunks
 from workbench.run.layer import LayerRun
+from workbench.run.measured import run_rank
 from workbench.run.overlapped_layer import OverlappedRun, layer_run
 from workbench.run.prepare import prepare_layer
 from workbench.run.train_check import gradient_limit
@@ -29,6 +30,8 @@ SAME = [
 """Rows that do not depend on those beside them: outputs are equal bit for bit."""
 SLEPT_S = 0.15
 GROUP_TIMEOUT_S = 3
+CYCLES = 2_000_000
+"""What a message waits on a GPU: about a millisecond, longer than the work that must not overtake it."""
 
 
 class SlowTransport(TorchTransport):
@@ -37,11 +40,25 @@ class SlowTransport(TorchTransport):
     s_per_byte, fails_at, exchanges = 0.0, None, 0
 
     def exchange_rows(self, rows, send_counts=None, recv_counts=None):
+        self._late(rows)
+        return super().exchange_rows(rows, send_counts, recv_counts)
+
+    def carry(self, rows, hop):
+        self._late(rows)
+        return super().carry(rows, hop)
+
+    def carry_back(self, rows, hop):
+        self._late(rows)
+        return super().carry_back(rows, hop)
+
+    def _late(self, rows):
         self.exchanges += 1
         if self.exchanges == self.fails_at:
             raise ConnectionError("the cable is out")
-        time.sleep(rows.numel() * self.s_per_byte)
-        return super().exchange_rows(rows, send_counts, recv_counts)
+        if rows.is_cuda:
+            torch.cuda._sleep(CYCLES)
+        else:
+            time.sleep(rows.numel() * self.s_per_byte)
 
 
 def slow(context, group=None):
@@ -88,10 +105,10 @@ def _sent_bytes(one, plan, rank):
     return sum(int(sizes[rank].sum() - sizes[rank, rank]) for _, sizes, _ in legs)
 
 
-def trained(context, **options):
+def trained(context, asked=CHUNKS[2], **options):
     """Largest difference of any gradient with chunks from that without, relative to the latter's norm; bytes sent."""
     runs = []
-    for overlap in ("none", {"kind": "chunk", "degree": 3}):
+    for overlap in ("none", asked):
         one = cell(ranks=context.world, scope=LayerScope(kind="train_step"), overlap=overlap, **options)
         prepared, step = prepare_train(one, context)
         run = TrainRun(with_choices(prepared, step))
@@ -106,6 +123,16 @@ def trained(context, **options):
     errors = [float((a.float() - b.float()).norm() / a.float().norm()) for a, b in pairs]
     limit = 1e-5 if one.precision.name == "bf16" else gradient_limit(one, step)
     return {"error": max(errors), "limit": limit, "equal": torch.equal(y_TH, chunked_TH), "wire": (plain_wire, wire)}
+
+
+def stepped(context):
+    """Reports of training steps of several strategies, with and without chunks, checked against autograd."""
+    cells = [
+        cell(ranks=context.world, scope=LayerScope(kind="train_step"), strategy=name, overlap=overlap, tokens=15)
+        for name in ("flat", "node_dedup")
+        for overlap in ("none", {"kind": "chunk", "degree": 2})
+    ]
+    return [(one, run_rank(one, context)) for one in cells]
 
 
 def gains(context):
@@ -167,9 +194,9 @@ def observe(context):
     few = compared(context, tokens=2) + compared(context, tokens=0)
     steps = [
         trained(context), trained(context, strategy="node_dedup", moe=model(weight_on="input"), dtype="fp8_block"),
-        trained(context, strategy="node_dedup", precision="fp8_block"),
+        trained(context, strategy="node_dedup", precision="fp8_block"), trained(context, "two_batch"),
     ]  # fmt: skip
     return {
-        "same": same, "scaled": scaled, "few": few, "trained": steps, "gains": gains(context),
-        "broken": broken(context),
+        "same": same, "scaled": scaled, "few": few, "trained": steps, "stepped": stepped(context),
+        "gains": gains(context), "broken": broken(context),
     }  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from tests.run import overlap_gang
 from tests.run.rank_gang import cell, run_ranks
 from workbench.run.chunks import require_overlap
+from workbench.run.measured import merge_reports
 from workbench.run.overlap import Lane, LaneStopped, in_turn, legs_of, overlapped, travels
 from workbench.spec.errors import Unsupported
 from workbench.spec.router import ExpertChoice
@@ -135,7 +136,8 @@ def test_scales_of_a_whole_tensor_differ_by_chunk_within_the_format(seen):
 def test_wire_bytes_are_those_of_the_chunks_plans(seen):
     for rank in seen:
         for run in (run for runs in rank["same"] for run in runs):
-            assert 0 < run["wire"] == run["planned"]
+            assert run["wire"] == run["planned"]
+        assert all(runs[0]["wire"] > 0 for runs in rank["same"])
 
 
 def test_more_chunks_than_tokens_and_no_tokens_at_all(seen):
@@ -152,6 +154,13 @@ def test_gradients_summed_over_chunks_are_those_without(seen):
             assert run["error"] < run["limit"] < 0.3
             assert run["equal"]
             assert run["wire"][0] == run["wire"][1] > 0
+
+
+def test_training_steps_on_two_ranks_have_the_gradients_of_autograd(seen):
+    for reports in zip(*(rank["stepped"] for rank in seen), strict=True):
+        record = merge_reports(reports[0][0], [report for _, report in reports]).record
+        assert record.status == "ok", (record.strategy, record.overlap, record.reason)
+        assert 0 < record.grad_rel_error < 0.02
 
 
 def test_overlap_hides_half_of_what_theory_allows(seen):

@@ -1,13 +1,12 @@
 """The pipeline over one rank's own copies, on a CPU and, where there is one, on the streams of a GPU."""
 
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.run.overlap_gang import SlowTransport
 from tests.run.rank_gang import cell, model
-from workbench.comm.transport import TorchTransport
 from workbench.run.chunks import make_chunks
 from workbench.run.context import open_context
 from workbench.run.exchange import Chunked, Planned
@@ -20,19 +19,6 @@ from workbench.spec.scenario import LayerScope
 from workbench.workload.traffic import route_all
 
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))
-CYCLES = 2_000_000
-"""What a late message waits on a GPU: about a millisecond, longer than the work that must not overtake it."""
-
-
-class LateTransport(TorchTransport):
-    """Copies rows late: what comes before and behind a message must wait for it, on a GPU its stream."""
-
-    def exchange_rows(self, rows, send_counts=None, recv_counts=None):
-        if rows.is_cuda:
-            torch.cuda._sleep(CYCLES)
-        else:
-            time.sleep(0.001)
-        return super().exchange_rows(rows, send_counts, recv_counts)
 
 
 def chunked(one, prepared, context, *, count):
@@ -54,7 +40,8 @@ def far(actual, expected):
 @pytest.fixture(params=["cpu", GPU])
 def context(request):
     opened = open_context(rank=0, world=1, device_type=request.param, ranks_per_node=1)
-    transport = LateTransport(None, rank=0, world=1, topology=opened.transport.topology, device=opened.device)
+    transport = SlowTransport(None, rank=0, world=1, topology=opened.transport.topology, device=opened.device)
+    transport.s_per_byte = 1e-7
     return replace(opened, transport=transport)
 
 
@@ -77,13 +64,15 @@ def test_late_messages_change_nothing(context, two_batch, shared_beside):
     assert torch.equal(overlapped, run.y_TH)
 
 
-def test_late_messages_change_no_gradient(context):
+@pytest.mark.parametrize("two_batch", [False, True])
+def test_late_messages_change_no_gradient(context, two_batch):
     one = cell(ranks=1, tokens=48, moe=model(), scope=LayerScope(kind="train_step"))
     prepared, step = prepare_train(one, context)
     plain = TrainRun(with_choices(prepared, step))
-    layer, chunks = chunked(one, prepared, context, count=3)
+    layer, chunks = chunked(one, prepared, context, count=2 if two_batch else 3)
     prepared = replace(prepared, layer=layer, chunks=chunks)
-    run = TrainRun(with_choices(prepared, replace(step, layer=layer, overlaps=True, shared_beside=True)))
+    how = {"overlaps": True, "shared_beside": not two_batch, "two_batch": two_batch}
+    run = TrainRun(with_choices(prepared, replace(step, layer=layer, **how)))
     for _ in range(5):
         renew(layer.x_TH)
         run()

@@ -53,6 +53,8 @@ STEPS = [
         skew={"kind": "zipf", "alpha": 1.5}, moe=model(weight_on="input"),
     ),
     step(strategy="node_dedup", shared_overlap=True),
+    step(strategy="flat", overlap="two_batch", precision="fp8_block"),
+    step(strategy="node_dedup", overlap="two_batch", shared_overlap=True, tokens=15),
     step(strategy="flat", tokens=2, overlap={"kind": "chunk", "degree": 8}, shared_overlap=True),
 ]  # fmt: skip
 FAULTS = {
@@ -189,7 +191,7 @@ def test_routers_that_drop_or_have_no_gate(router):
 @pytest.mark.parametrize(
     ("one", "reason"),
     [
-        (step(overlap="two_batch"), "dispatch.overlap: two_batch has no training step"),
+        (step(precision=DELAYED, overlap="two_batch"), "precision.scaling: delayed keeps one amax"),
         (step(precision=DELAYED, overlap={"kind": "chunk", "degree": 2}), "precision.scaling: delayed keeps one amax"),
         (step(measured=(0,)), "parallel.ranks"),
     ],

@@ -56,7 +56,7 @@ def require_overlap(cell: Cell) -> None:
     if cell.dispatch.strategy == "none" or cell.ep == 1:
         why = "dispatch.strategy is none" if cell.dispatch.strategy == "none" else "parallel.ep is 1"
         raise Unsupported(f"{field} hides messages, and none travel: {why}")
-    if overlap == "two_batch" and cell.scope.kind == "layer":
+    if overlap == "two_batch" and cell.scope.kind != "layer_no_router":
         kind = cell_router(cell).kind
         if kind not in PER_TOKEN:
             known = ", ".join(PER_TOKEN)

@@ -38,6 +38,7 @@ class TrainLayer:
 
     ``upstream_TH`` bf16 is the gradient of the layer's output. ``chunks`` hold all tokens, in order; with ``overlaps``
     they travel while others are computed, and with ``shared_beside`` the shared expert is computed meanwhile.
+    ``two_batch``: each chunk is a micro-batch with a gate and a shared expert of its own.
     """
 
     layer: RankLayer
@@ -53,6 +54,7 @@ class TrainLayer:
     chunks: tuple[TrainChunk, ...] = ()
     overlaps: bool = False
     shared_beside: bool = False
+    two_batch: bool = False
 
     @property
     def encodes(self) -> bool:

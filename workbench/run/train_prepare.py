@@ -103,6 +103,7 @@ def prepare_train(cell: Cell, context: RankContext) -> tuple[Prepared, TrainLaye
         transport=context.transport,
         overlaps=is_chunked(cell),
         shared_beside=cell.dispatch.shared_expert_overlap,
+        two_batch=cell.dispatch.overlap.kind == "two_batch",
     )
     return prepared, step
 
@@ -169,9 +170,7 @@ def require_trainable(cell: Cell) -> None:
         raise Unsupported(f"kernel: {cell.kernel} has no backward here; known: {', '.join(BACKENDS)}")
     if cell.parallel.ranks != "all":
         raise Unsupported(f"parallel.ranks: {list(cell.parallel.ranks)} of a group cannot be trained apart; use all")
-    if cell.dispatch.overlap.kind == "two_batch":
-        raise Unsupported("dispatch.overlap: two_batch has no training step here; take chunk")
-    if cell.dispatch.overlap.kind == "chunk" and cell.precision.scaling == "delayed":
+    if cell.dispatch.overlap.kind != "none" and cell.precision.scaling == "delayed":
         raise Unsupported(
             "precision.scaling: delayed keeps one amax a step, and with dispatch.overlap each chunk would add its own;"
             " take current"

@@ -1,23 +1,25 @@
 """One rank's training step of a layer as a list of timed stages: forward, then backward.
 
 T tokens of the rank, K top-k, H hidden. Backward stages are named after their forward stage. Where the tokens travel in
-chunks, forward and backward are a pipeline each, and the experts' gradients are summed over the chunks in their order.
+chunks, forward and backward are a pipeline each, and gradients of weights are summed over the chunks in their order.
+Two micro-batches have gates and shared experts of their own; chunks share one gate and one shared expert.
 
 The step encodes the master weights, as each step after an optimizer's must. Weight gradients stay on their rank: what
 data parallelism adds up afterwards is not part of the layer.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
-from kernels.backward import router_weights
-from kernels.backward.experts import ExpertGrads, TrainExperts, experts_backward, experts_forward, prepare_experts
+from kernels.backward.experts import ExpertGrads, TrainExperts, prepare_experts
 from workbench.run.inputs import RawWeights
 from workbench.run.layer import Stage
 from workbench.run.overlap import Lane, in_turn, overlapped
 from workbench.run.train_layer import Gradients, TrainLayer
 from workbench.run.train_part import TrainPart
+from workbench.run.train_tokens import TrainTokens
 
 
 class TrainRun:
@@ -28,8 +30,11 @@ class TrainRun:
         self.y_TH = self.shared_TH = step.layer.x_TH
         self.grads = Gradients()
         self._parts = [TrainPart(step, chunk, experts=lambda: self._experts) for chunk in step.chunks]
+        groups = [[part] for part in self._parts] if step.two_batch else [self._parts]
+        self._tokens = [self._home(group) for group in groups]
         self._lane = Lane(step.layer.x_TH.device) if step.overlaps else None
-        self._shared: TrainExperts | None = None
+        self._experts: TrainExperts
+        self._shared: TrainExperts
         if not step.encodes:
             self._encode_weights()
 
@@ -49,29 +54,49 @@ class TrainRun:
             steps += [*stages, *in_turn(parts, beside=beside)]
         return [*steps, *self._last()]
 
+    def _home(self, parts: list[TrainPart]) -> TrainTokens:
+        """The gate and the shared expert of the tokens of some parts."""
+        rows = slice(parts[0].chunk.rows.start, parts[-1].chunk.rows.stop)
+        return TrainTokens(
+            self.step, rows, shared=lambda: self._shared,
+            weight_grads=lambda: _joined([part.weight_grads_TK for part in parts]),
+        )  # fmt: skip
+
     def _passes(self) -> list[tuple[list[Stage], list[list[Stage]], list[Stage]]]:
         """Forward and backward: stages before the parts, the stages of each part, stages while they travel."""
         forward = [part.forward_stages() for part in self._parts]
         backward = [part.backward_stages() for part in self._parts]
-        first = [("quantise", self._encode_weights)] if self.step.encodes else []
-        between = [*self._shared_stages("shared_expert", beside=False), ("finish", self._finish)]
-        return [
-            ([*first, ("gate", self._gate)], forward, self._shared_stages("shared_expert", beside=True)),
-            (between, backward, self._shared_stages("shared_expert.backward", beside=True)),
-        ]
+        before: list[Stage] = [("quantise", self._encode_weights)] if self.step.encodes else []
+        between: list[Stage] = []
+        beside = self._beside()
+        if self.step.two_batch:
+            for number, home in enumerate(self._tokens):
+                forward[number] = [*home.gate_stages(), *forward[number], *self._late(home.shared_stages())]
+                backward[number] += [*self._late(home.shared_backward_stages()), *home.gate_backward_stages()]
+        else:
+            (home,) = self._tokens
+            before += home.gate_stages()
+            between += self._late(home.shared_stages())
+        return [(before, forward, beside[0]), ([*between, ("finish", self._finish)], backward, beside[1])]
 
     def _last(self) -> list[Stage]:
-        return [
-            *self._shared_stages("shared_expert.backward", beside=False),
-            ("gate.backward", self._gate_backward),
-            ("finish.backward", self._finish_backward),
-        ]
+        """Stages after the backward's parts."""
+        late: list[Stage] = []
+        if not self.step.two_batch:
+            (home,) = self._tokens
+            late += [*self._late(home.shared_backward_stages()), *home.gate_backward_stages()]
+        return [*late, ("finish.backward", self._finish_backward)]
 
-    def _shared_stages(self, name: str, *, beside: bool) -> list[Stage]:
-        if self.step.shared_weights is None or beside != self.step.shared_beside:
-            return []
-        stage: Callable[[], None] = self._shared_backward if name.endswith("backward") else self._shared_forward
-        return [(name, stage)]
+    def _beside(self) -> tuple[list[Stage], list[Stage]]:
+        """The shared experts, forward and backward, where they are computed while tokens travel."""
+        if not self.step.shared_beside:
+            return [], []
+        homes = self._tokens
+        return _flat(h.shared_stages() for h in homes), _flat(h.shared_backward_stages() for h in homes)
+
+    def _late(self, shared: list[Stage]) -> list[Stage]:
+        """The shared expert where it waits until the tokens are back."""
+        return [] if self.step.shared_beside else shared
 
     def _encode_weights(self) -> None:
         self._experts = self._prepared(self.step.weights, "experts")
@@ -84,67 +109,46 @@ class TrainRun:
             recipe=self.step.recipe, scaling=self.step.scaling, label=label,
         )  # fmt: skip
 
-    def _gate(self) -> None:
-        # As in a measured layer the product is the gate's cost, and the traffic's logits decide.
-        for weight in self.layer.gate:
-            torch.mm(self.layer.x_TH, weight)
-        assert self.layer.route is not None
-        self._ids_TK = self.layer.route(self.layer.logits_TE).ids
-
-    def _shared_forward(self) -> None:
-        assert self._shared is not None
-        offsets = torch.arange(2, device=self.layer.x_TH.device) * self.layer.x_TH.shape[0]
-        self.shared_TH, self._shared_saved = experts_forward(
-            self.layer.x_TH, offsets, self._shared, backend=self.layer.backend
-        )
-
     def _finish(self) -> None:
-        y_TH = self.layer.exchange.combined()
-        self.y_TH = y_TH if self._shared is None else y_TH + self.shared_TH
-
-    def _shared_backward(self) -> None:
-        assert self._shared is not None
-        self.grads.shared = experts_backward(
-            self.step.upstream_TH, self._shared_saved, self._shared, backend=self.layer.backend
-        )
-
-    def _gate_backward(self) -> None:
-        """The logits count as the gate's product, so their gradient goes to its matrix and to the tokens."""
-        self._x_TH = _joined([part.x_TH for part in self._parts])
-        if not self.layer.gate:
+        y_TH, shared = self.layer.exchange.combined(), [home.shared_TH for home in self._tokens]
+        if self.step.shared_weights is None:
+            self.y_TH = y_TH
             return
-        logits_TE = self.layer.logits_TE.detach().requires_grad_()
-        with torch.enable_grad():
-            weights_TK = router_weights(logits_TE, self._ids_TK, **self.step.router)
-        weight_grads_TK = _joined([part.weight_grads_TK for part in self._parts]).to(weights_TK.dtype)
-        (grads_TE,) = torch.autograd.grad(weights_TK, logits_TE, weight_grads_TK)
-        self.grads.gate_HE = self.layer.x_TH.float().T @ grads_TE
-        self._x_TH = self._x_TH + grads_TE @ self.layer.gate[0].float().T
+        self.shared_TH = _joined(shared)
+        self.y_TH = y_TH + self.shared_TH
 
     def _finish_backward(self) -> None:
+        x_TH = _joined([part.x_TH for part in self._parts])
         self.grads.experts = _summed([part.grads for part in self._parts])
-        x_TH = self._x_TH if self.grads.shared is None else self._x_TH + self.grads.shared.rows.float()
+        if self.layer.gate:
+            x_TH = x_TH + _joined([home.gate_x_TH for home in self._tokens])
+            first, *others = (home.gate_HE for home in self._tokens)
+            self.grads.gate_HE = sum(others, start=first)
+        if self.step.shared_weights is not None:
+            self.grads.shared = _summed([home.shared_grads for home in self._tokens])
+            x_TH = x_TH + self.grads.shared.rows.float()
         self.grads.x_TH = x_TH.to(torch.bfloat16)
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _summed(grads: list[ExpertGrads]) -> ExpertGrads:
+def _summed(grads: Sequence[ExpertGrads]) -> ExpertGrads:
     """Gradients of the weights over all parts, added in their order; the rows of all parts."""
     if len(grads) == 1:
         return grads[0]
-    names = ("w13", "w2", "bias13", "bias2")
-    first = {name: getattr(grads[0], name) for name in names}
-    sums = {name: None if value is None else value.clone() for name, value in first.items()}
-    for part in grads[1:]:
-        for name, total in sums.items():
-            if total is not None:
-                total += getattr(part, name)
+    sums = {}
+    for name in ("w13", "w2", "bias13", "bias2"):
+        first, *others = (getattr(part, name) for part in grads)
+        sums[name] = None if first is None else sum(others, start=first)
     return ExpertGrads(torch.cat([part.rows for part in grads]), **sums)
 
 
-def _run(stages: list[Stage]) -> None:
+def _flat(lists: Iterable[list[Stage]]) -> list[Stage]:
+    return [stage for stages in lists for stage in stages]
+
+
+def _run(stages: Sequence[Stage]) -> None:
     for _, call in stages:
         call()
