@@ -1,9 +1,13 @@
 """Figures of loads from a run's tables."""
 
+from dataclasses import asdict
+
 import pandas as pd
 import pytest
 
+from tests.simulate.cells import cluster_of, make_cell
 from workbench.analysis.load_metrics import load_figures
+from workbench.run.simulated import run_simulated
 from workbench.spec.load_metrics import DEFINITIONS, LEVELS, definition_lines
 
 CELLS = pd.DataFrame(
@@ -58,3 +62,18 @@ def test_lines_name_every_figure_and_the_levels_asked_for():
     assert len(lines) == len(DEFINITIONS) + 1
     assert lines[-1].startswith("rank: ")
     assert len(definition_lines()) == len(DEFINITIONS) + len(LEVELS)
+
+
+def test_simulated_cells_tell_the_load_of_node_ports():
+    """A hot rank on the second node pulls copies there: its port in is busier, the other's port out."""
+    cell = make_cell(
+        "mixtral-8x7b", ep=4, tokens=8192, skew={"kind": "hot_rank", "factor": 3.0, "rank": 3},
+        dispatch={"strategy": "flat"}, cluster=cluster_of(gpus=4, gpus_per_node=2),
+    )  # fmt: skip
+    outcome = run_simulated(cell)
+    tables = {name: pd.DataFrame(rows) for name, rows in outcome.tables.items()}
+    into = tables["loads"].query("kind == 'node_in'").set_index("index")["tokens"]
+    assert into[1] / into[0] == pytest.approx(4 / 2, rel=0.05)  # shares of ranks: 1, 1 and 1, 3
+    figures = load_figures(pd.DataFrame([asdict(outcome.record)]), tables).set_index("level")
+    assert figures.loc["node_in", "max_over_mean"] == pytest.approx(4 / 3, rel=0.05)
+    assert figures.loc["node_in", "count"] == 2

@@ -63,8 +63,15 @@ def leg_rows(cell_id: str, leg: Leg) -> Rows:
 
 
 def load_rows(cell: Cell, traffic: GroupTraffic) -> Rows:
-    """Pairs of layer 0, step 0 by logical expert and by rank, the most loaded MAX_LOAD_ROWS of each."""
-    return _loads(cell, "expert", traffic.expert_tokens_E) + _loads(cell, "rank", traffic.pairs_R)
+    """Pairs of layer 0, step 0 by logical expert and by rank, the most loaded MAX_LOAD_ROWS of each; and the copies of
+    tokens that pass each node's port on their way out to the experts."""
+    rows = _loads(cell, "expert", traffic.expert_tokens_E) + _loads(cell, "rank", traffic.pairs_R)
+    out_R = sum((hop.out_sent_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
+    in_R = sum((hop.out_received_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
+    if not out_R.any():
+        return rows
+    ports = (("node_out", out_R), ("node_in", in_R))
+    return rows + [row for kind, of_R in ports for row in _loads(cell, kind, np.bincount(traffic.node_R, of_R))]
 
 
 def _loads(cell: Cell, kind: str, counts: np.ndarray) -> Rows:

@@ -49,8 +49,8 @@ LEVELS: dict[str, str] = {
     "rank_out": "bytes that each rank sends to others",
     "pair_scale_up": "bytes from one rank to another of its node, over all ordered pairs",
     "pair_scale_out": "bytes from one rank to another of another node, over all ordered pairs",
-    "node_out": "bytes that leave each node for others",
-    "node_in": "bytes that enter each node from others",
+    "node_out": "bytes that leave each node for others (of simulated cells the copies of tokens sent out to experts)",
+    "node_in": "bytes that enter each node from others (of simulated cells likewise)",
 }
 """What is counted. Expert load is not link load: a skew over experts may hardly show between ranks."""
 
