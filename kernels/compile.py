@@ -13,13 +13,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.backend import SCALED_MAJOR, SCALED_PAIRS, scales_itself
-from kernels.grouped_gemm.expert_gemm import ELEMENTS, SCALING
-from kernels.grouped_gemm.expert_kernels import dense_expert_kernel
-from kernels.grouped_gemm.mx_kernel import mx_expert_kernel
-from kernels.grouped_gemm.packed_kernel import packed_expert_kernel
+from kernels.compile_experts import kernel_of, operand_types, routing_types, shape_constants
+from kernels.grouped_gemm.expert_gemm import ELEMENTS
 from kernels.grouped_gemm.scaled_kernel import scaled_expert_kernel
 from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, choose_tile, family
-from kernels.grouped_gemm.tma_kernel import tma_expert_kernel
 from kernels.grouped_gemm.triton_gemm import block_table_kernel, grouped_gemm_kernel
 from kernels.triton_rows import activation_kernel, combine_kernel, quantise_block_kernel
 
@@ -114,27 +111,13 @@ def compile_expert_gemm(
     """
     pair = (weights_format, activations_format)
     scaled = pair in SCALED_PAIRS and capability // 10 == SCALED_MAJOR
-    kernel = scaled_expert_kernel if scaled else _kernel_of(weights_format, tile)
-    element = "*fp8e4nv" if kernel in (dense_expert_kernel, tma_expert_kernel) and weights_format != "bf16" else "*bf16"
-    types: dict[str, str | None] = _scaled_types(weights_format) if scaled else _operand_types(weights_format, element)
-    types |= {"bias_ptr": "*bf16" if gpt_oss else None, "weights_ptr": None if gated else "*fp32"}
-    types |= {"order_ptr": None if direct else "*i64", "experts_ptr": "*i32"}
-    types |= dict.fromkeys(("offsets_ptr", "starts_ptr"), None if direct else "*i64")
-    types |= {"alpha": "fp32", "limit": "fp32"}
-    interleaved = gated and gpt_oss
-    columns = tile.block_n * (2 if interleaved else 1)
-    types["w_desc"] = f"tensordesc<{element[1:]}[{2 if gated and not interleaved else 1}, {columns}, {tile.block_k}]>"
-    types["a"] = element if gated else f"tensordesc<{element[1:]}[{tile.block_m}, {tile.block_k}]>"
+    kernel = scaled_expert_kernel if scaled else kernel_of(weights_format, tile)
+    types = operand_types(kernel, weights_format, tile, gated=gated, interleaved=gated and gpt_oss)
+    types |= routing_types(gated=gated, has_bias=gpt_oss, direct=direct)
     constexprs: dict[str, object] = {name: None for name, kind in types.items() if kind is None}
-    constexprs |= {"n_size": n_size, "k_size": k_size, "top_k": 8, "gated": gated, "clamped": gpt_oss}
-    constexprs |= {"gate_step": 2 if interleaved else 1, "up_offset": (1 if interleaved else n_size) if gated else 0}
-    constexprs |= {"has_bias": gpt_oss, "has_weights": not gated, "direct": direct, "has_order": not direct}
-    constexprs |= {"widen": False, "swap": tile.swap, "nvfp4": weights_format == "nvfp4", "num_stages": tile.num_stages}
-    constexprs |= {"block_m": tile.block_m, "block_n": tile.block_n, "block_k": tile.block_k, "group_m": tile.group_m}
-    one_scale = not interleaved and (not gated or n_size % 128 == 0) and 128 % tile.block_n == 0
-    constexprs |= {"scaling": SCALING.get(weights_format, "none"), "tile_scale": one_scale, "a_is_desc": not gated}
+    constexprs |= shape_constants(weights_format, tile, gated=gated, n_size=n_size, gpt_oss=gpt_oss)
+    constexprs |= {"k_size": k_size, "direct": direct, "has_order": not direct}
     constexprs |= {"a_element": ELEMENTS.get(activations_format or ""), "w_element": ELEMENTS.get(weights_format)}
-    constexprs |= {"group": 16 if weights_format == "nvfp4" else 32}
     known = set(kernel.arg_names)
     constexprs = {name: value for name, value in constexprs.items() if name in known}
     signature = {name: kind for name, kind in types.items() if kind is not None and name in known}
@@ -150,27 +133,6 @@ def compile_expert_gemm(
         num_stages=tile.num_stages,
         max_registers=tile.max_registers,
     )
-
-
-def _kernel_of(weights_format: str, tile: Tile) -> triton.JITFunction:
-    packed = {"fp4": packed_expert_kernel, "mx8": mx_expert_kernel}
-    return packed.get(family(weights_format), tma_expert_kernel if tile.tma else dense_expert_kernel)
-
-
-def _operand_types(weights_format: str, element: str) -> dict[str, str | None]:
-    """Rows, weights and scales of the kernels that widen weights or multiply them as they are."""
-    words = weights_format == "mxfp8"
-    scale = None if weights_format == "bf16" else "*fp32"
-    types: dict[str, str | None] = {"a_ptr": element, "w_ptr": "*i16" if words else element, "a_scale_ptr": scale}
-    types |= {"w_scale_ptr": "*i32" if words else scale, "column_scale_ptr": scale, "out_ptr": "*bf16"}
-    return types | {"words_ptr": "*i16", "scales_ptr": "*i32"}
-
-
-def _scaled_types(weights_format: str) -> dict[str, str | None]:
-    nvfp4 = weights_format == "nvfp4"
-    types: dict[str, str | None] = {"a_ptr": "*u8", "w_ptr": "*u8", "out_ptr": "*bf16"}
-    types |= dict.fromkeys(("a_scale_ptr", "w_scale_ptr"), "*fp8e4nv" if nvfp4 else "*u8")
-    return types | dict.fromkeys(("a_global_ptr", "w_global_ptr"), "*fp32" if nvfp4 else None)
 
 
 def compile_block_table(*, capability: int, num_experts: int, block_m: int = 64) -> Compiled:
