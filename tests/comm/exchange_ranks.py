@@ -39,8 +39,13 @@ SKEWS = ("uniform", {"kind": "zipf", "alpha": 2.0})
 class Corrupted(TorchTransport):
     """Changes one byte of the first row that arrives in each exchange."""
 
-    def exchange_rows(self, rows, send_counts=None, recv_counts=None):
-        received = super().exchange_rows(rows, send_counts, recv_counts)
+    def carry(self, rows, hop):
+        return self._spoiled(super().carry(rows, hop))
+
+    def carry_back(self, rows, hop):
+        return self._spoiled(super().carry_back(rows, hop))
+
+    def _spoiled(self, received):
         if received.shape[0] and self.place is not None:
             received[0, self.place] += 64  # adding, because a row may come by twice
         return received
@@ -176,7 +181,10 @@ def check_replicas_and_none(rank, world):
     slots = to_slots(expert_map, traffic.ids)
     x = encode_rows(rank_activations(cell, rank=rank).to(DEVICE[0]), "bf16")
     for strategy in ("none", "flat"):
-        plan = STRATEGIES[strategy](slots, traffic.weights, slots_per_rank=16 // world, topology=topology_of(cell))
+        topology = topology_of(cell)
+        plan = STRATEGIES[strategy](
+            slots, traffic.weights, slots_per_rank=16 // world, topology=topology, tokens_R=(12,) * world
+        )
         mine = prepare_rank(plan, rank=rank, device=DEVICE[0])
         transport = open_transport(cell, rank, world)
         buffer = dispatch(mine, transport, x)

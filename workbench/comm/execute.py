@@ -19,19 +19,19 @@ class DispatchMismatch(RuntimeError):
 def dispatch(plan: RankPlan | DispatchPlan, transport: TorchTransport, x_bytes: Tensor) -> Tensor:
     """Encoded tokens [T, B] to the rank's last buffer, uint8 [n, B + metadata]; without hops it is ``x_bytes``.
 
-    Counts are exchanged before each hop, as a receiver needs them, and compared with the plan
+    Counts are exchanged before each hop whose receivers do not know them, and compared with the plan
     (DispatchMismatch, naming the rank and both).
     """
     mine = _mine(plan, transport)
     buffer = x_bytes
     for index, hop in enumerate(mine.hops):
-        rows = buffer.index_select(0, hop.send_rows)
+        rows = hop.pick(buffer)
         if index == 0 and mine.metadata is not None:
             rows = torch.cat([rows, mine.metadata], dim=1)
-        counts = transport.exchange_counts(hop.send_counts)
+        counts = hop.recv_counts if hop.announced else transport.exchange_counts(hop.send_counts)
         if counts != hop.recv_counts:
             raise DispatchMismatch(f"rank {mine.rank}: row counts {counts} arrive, the plan says {hop.recv_counts}")
-        buffer = transport.exchange_rows(rows, hop.send_counts, counts)
+        buffer = transport.carry(rows, hop)
     return buffer
 
 
@@ -78,10 +78,10 @@ def combine(plan: RankPlan | DispatchPlan, transport: TorchTransport, rows_nH: T
     hidden = rows_nH.shape[1]
     values = rows_nH.float()
     for hop in reversed(mine.hops):
-        received = transport.exchange_rows(encode_rows(values, dtype), hop.recv_counts, hop.send_counts)
+        received = transport.carry_back(encode_rows(values, dtype), hop)
         returned = decode_rows(received, hidden, dtype, out_dtype=torch.float32)
         values = torch.zeros(hop.num_rows, hidden, dtype=torch.float32, device=rows_nH.device)
-        for targets, sources in hop.rounds:
+        for targets, sources in hop.sums:
             values.index_add_(0, targets, returned.index_select(0, sources))
     return values
 

@@ -25,7 +25,7 @@ def combine_backward(plan: RankPlan, transport: TorchTransport, grads_TH: Tensor
     """bf16 [n, H]: for every row of the last buffer the gradient of the token that it was added into."""
     buffer = encode_rows(grads_TH, WIRE_DTYPE)
     for hop in plan.hops:
-        buffer = transport.exchange_rows(buffer.index_select(0, hop.send_rows), hop.send_counts, hop.recv_counts)
+        buffer = transport.carry(hop.pick(buffer), hop)
     return decode_rows(buffer, grads_TH.shape[1], WIRE_DTYPE)
 
 

@@ -4,12 +4,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.comm.plan import DispatchPlan, Pairs, pairs_of
+from workbench.comm.hop import PADDING, Pairs, pairs_of
+from workbench.comm.plan import DispatchPlan
 from workbench.comm.rank_plan import metadata_rows
 
 
 def origins(plan: DispatchPlan, rank: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Home of every row in a rank's last buffer: source rank, token, and index in the source's first send list."""
+    """Home of every row in a rank's last buffer: source rank, token, and index in the source's first send list.
+
+    The token of a padding row is ``PADDING``; only a first hop has such rows.
+    """
     rows = np.arange(plan.num_rows(rank))
     ranks, sent = np.full(rows.size, rank), rows
     for hop in reversed(plan.hops):
@@ -23,10 +27,11 @@ def expected_buffer(plan: DispatchPlan, rank: int, all_ranks_bytes: list[Tensor]
     source_n, token_n = torch.from_numpy(source), torch.from_numpy(token)
     width = all_ranks_bytes[0].shape[1]
     meta_width = 0 if plan.carried is None else 8 * plan.carried.width
-    buffer = torch.empty(source.size, width + meta_width, dtype=torch.uint8)
+    buffer = torch.zeros(source.size, width + meta_width, dtype=torch.uint8)
     for home in np.unique(source).tolist():
         here = (source_n == home).nonzero().squeeze(1)
-        buffer[here, :width] = all_ranks_bytes[home].cpu()[token_n[here]]
+        real = here[token_n[here] != PADDING]
+        buffer[real, :width] = all_ranks_bytes[home].cpu()[token_n[real]]
         metadata = metadata_rows(plan, home)
         if metadata is not None:
             buffer[here, width:] = torch.from_numpy(metadata[sent[here.numpy()]])

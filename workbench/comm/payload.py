@@ -17,6 +17,8 @@ from workbench.workload.traffic import routing_width
 
 FORMAT_OF_DTYPE = {"bf16": "bf16", "fp8_block": "e4m3_block", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 METADATA_BYTES_PER_PAIR = 8
+SHARED_ROWS = ("node_dedup", "multilevel_dedup", "allgather_reduce_scatter")
+"""Strategies whose rows stand for a token rather than for a (token, expert) pair."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,11 @@ def encoded_bytes(hidden: int, dtype: str) -> int:
 
 
 def metadata_bytes(strategy: str, top_k: int) -> int:
-    """Routing that rides with a dispatch row: 4 bytes slot and 4 bytes weight per column."""
-    columns = {"none": 0, "flat": 1}.get(strategy, top_k)
+    """Routing that rides with a dispatch row: 4 bytes slot and 4 bytes weight per column.
+
+    A row that several experts share has a column for each choice of its token, any other a single one.
+    """
+    columns = 0 if strategy == "none" else top_k if strategy in SHARED_ROWS else 1
     return columns * METADATA_BYTES_PER_PAIR
 
 

@@ -16,33 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
+from workbench.comm.hop import Hop, Pairs
 from workbench.comm.topology import Link, Topology
-
-
-@dataclass(frozen=True)
-class Hop:
-    """One exchange. Rank r sends rows ``send_rows[r]`` of its buffer, ``send_counts[r, d]`` of them to rank d.
-
-    Rows are grouped by destination ascending; the next buffer is what arrives, grouped by source ascending.
-    """
-
-    name: str
-    send_rows: tuple[np.ndarray, ...]
-    send_counts: np.ndarray
-
-    def trace(self, ranks: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where received rows came from: source rank, index in its send list, row in its buffer before the hop."""
-        num_ranks = self.send_counts.shape[0]
-        ends = np.cumsum(self.send_counts.T.ravel())
-        received = self.send_counts.sum(axis=0)
-        position = (np.cumsum(received) - received)[ranks] + rows
-        block = np.searchsorted(ends, position, side="right")
-        source = block % num_ranks
-        into_block = position - (ends[block] - self.send_counts[source, ranks])
-        index = _exclusive(self.send_counts)[source, ranks] + into_block
-        starts = np.cumsum([0, *(part.size for part in self.send_rows)])
-        prior = np.concatenate(self.send_rows)[starts[source] + index] if rows.size else rows
-        return source, index, prior
 
 
 @dataclass(frozen=True)
@@ -58,7 +33,8 @@ class Arrivals:
 class Carried:
     """Routing that travels with the rows of the first hop: pair p rides on row ``row[p]`` in column ``column[p]``.
 
-    ``row`` counts the rows of all ranks' send lists in order; a row has ``width`` columns.
+    ``row`` counts the rows of all ranks' send lists in order; a row has ``width`` columns. With ``copies`` above 1 a
+    rank's send list is its first rows that many times over, and ``row`` counts those alone.
     """
 
     row: np.ndarray
@@ -66,25 +42,16 @@ class Carried:
     slot: np.ndarray
     weight: np.ndarray
     width: int
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """(Token, slot) pairs in flight: global slot, weight, and where the row they read is now (rank, row)."""
-
-    rank: np.ndarray
-    row: np.ndarray
-    slot: np.ndarray
-    weight: np.ndarray
+    copies: int = 1
 
 
 @dataclass(frozen=True)
 class DispatchPlan:
-    """A strategy's plan. ``pairs`` are the pairs after the last hop; ``num_tokens`` is T of every rank."""
+    """A strategy's plan. ``pairs`` are the pairs after the last hop; ``tokens_R`` says how many tokens a rank has."""
 
     strategy: str
     topology: Topology
-    num_tokens: int
+    tokens_R: tuple[int, ...]
     slots_per_rank: int
     hops: tuple[Hop, ...]
     pairs: Pairs = field(repr=False)
@@ -96,7 +63,7 @@ class DispatchPlan:
 
     def num_rows(self, rank: int) -> int:
         """Rows of a rank's last buffer."""
-        return int(self.hops[-1].send_counts[:, rank].sum()) if self.hops else self.num_tokens
+        return int(self.hops[-1].send_counts[:, rank].sum()) if self.hops else self.tokens_R[rank]
 
     @cached_property
     def arrivals(self) -> tuple[Arrivals, ...]:
@@ -119,14 +86,13 @@ class DispatchPlan:
         """Dispatch as (hop name, bytes int64 [R, R] from row to column, messages int64 [R, R]).
 
         ``row_bytes`` is payload with metadata (``comm.payload``). The diagonal of bytes stays on its rank and the
-        diagonal of messages is zero; a message is one non-empty block between two ranks.
+        diagonal of messages is zero.
         """
-        return [(hop.name, hop.send_counts * row_bytes, _messages(hop.send_counts)) for hop in self.hops]
+        return [(hop.name, hop.send_counts * row_bytes, hop.messages()) for hop in self.hops]
 
     def combine_traffic(self, row_bytes: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
         """The way back: the same hops in reverse order, every count transposed."""
-        backward = [(hop.name, hop.send_counts.T) for hop in reversed(self.hops)]
-        return [(name, counts * row_bytes, _messages(counts)) for name, counts in backward]
+        return [(hop.name, hop.send_counts.T * row_bytes, hop.messages().T) for hop in reversed(self.hops)]
 
 
 @dataclass(frozen=True)
@@ -156,72 +122,3 @@ def byte_counts(plan: DispatchPlan, *, payload_bytes: int, row_bytes: int) -> By
         scale_up=per_link["scale_up"] * row_bytes,
         scale_out=per_link["scale_out"] * row_bytes,
     )
-
-
-def pairs_of(slots: np.ndarray, weights: np.ndarray) -> tuple[Pairs, np.ndarray]:
-    """Pairs at home from slots int32 [R, T, K] (-1 = dropped) and weights; beside them each pair's k."""
-    rank, row, column = np.nonzero(slots >= 0)
-    kept = (rank, row, column)
-    return Pairs(rank, row, slots[kept].astype(np.int64), np.asarray(weights, np.float32)[kept]), column
-
-
-def forward(
-    pairs: Pairs, destination: np.ndarray, *, name: str, num_ranks: int, share: bool
-) -> tuple[Hop, Pairs, np.ndarray]:
-    """Moves every pair's row to ``destination`` [P]; returns the hop, the pairs after it, and each pair's sent row.
-
-    ``share``: pairs that read one row and go to one rank share a copy (rows ascending). Otherwise each pair gets its
-    own copy, ordered by slot, so ``destination`` must not decrease with the slot. Sent rows are numbered over all
-    ranks' send lists in order.
-    """
-    link = pairs.rank * num_ranks + destination
-    if share:
-        first, sent = _shared_rows(link, pairs.row)
-    else:
-        span = int(pairs.slot.max(initial=0)) + 1
-        first = np.argsort(pairs.rank * span + pairs.slot, kind="stable")
-        sent = np.empty(first.size, np.int64)
-        sent[first] = np.arange(first.size)
-    link, rows = link[first], pairs.row[first]
-    hop, landed = _exchange(link, rows, name=name, num_ranks=num_ranks)
-    return hop, Pairs(destination, landed[sent], pairs.slot, pairs.weight), sent
-
-
-def _shared_rows(link: np.ndarray, row: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers the distinct (link, row) in order: one pair of each, and the number of every pair.
-
-    Marking a table of all possible rows takes a third of the time of sorting, where the table is not too sparse.
-    """
-    used = np.bincount(link) > 0
-    span = int(row.max(initial=0)) + 1
-    keys = (np.cumsum(used) - 1)[link] * span + row
-    size = int(used.sum()) * span
-    if size > 16 * row.size + 2**20:
-        _, first, number = np.unique(keys, return_index=True, return_inverse=True)
-        return first, number
-    marked = np.zeros(size, bool)
-    marked[keys] = True
-    number = (np.cumsum(marked, dtype=np.int32) - 1)[keys]
-    first = np.empty(np.count_nonzero(marked), np.int64)
-    first[number] = np.arange(row.size)
-    return first, number
-
-
-def _exchange(link: np.ndarray, rows: np.ndarray, *, name: str, num_ranks: int) -> tuple[Hop, np.ndarray]:
-    """The hop of sent rows, given their link (source * R + destination, ascending), and where each row lands."""
-    counts = np.bincount(link, minlength=num_ranks * num_ranks).reshape(num_ranks, num_ranks)
-    into_block = np.arange(link.size) - (np.cumsum(counts) - counts.ravel())[link]
-    landed = _exclusive(counts.T).T.ravel()[link] + into_block
-    ends = np.cumsum(counts.sum(axis=1))[:-1]
-    return Hop(name, tuple(np.split(rows, ends)), counts), landed
-
-
-def _exclusive(counts: np.ndarray) -> np.ndarray:
-    """Sum of what stands before, along each row."""
-    return np.cumsum(counts, axis=1) - counts
-
-
-def _messages(counts: np.ndarray) -> np.ndarray:
-    messages = (counts > 0).astype(np.int64)
-    np.fill_diagonal(messages, 0)
-    return messages

@@ -9,18 +9,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workbench.comm.plan import Arrivals, DispatchPlan, Hop
+from workbench.comm.hop import PADDING, Carrier, Hop
+from workbench.comm.plan import Arrivals, DispatchPlan
+
+
+@dataclass(frozen=True)
+class RankRound:
+    """What one rank sends and receives in a step: (peer, rows) each, to be taken in order from the peer's block."""
+
+    sends: tuple[tuple[int, int], ...]
+    receives: tuple[tuple[int, int], ...]
+
+    @property
+    def reverse(self) -> "RankRound":
+        return RankRound(self.receives, self.sends)
 
 
 @dataclass(frozen=True, eq=False)
 class RankHop:
-    """``rounds`` sum combine's rows: in each, buffer rows ``targets`` (all different) add sent rows ``sources``."""
+    """``sums`` add up combine's rows: in each, buffer rows ``targets`` (all different) add sent rows ``sources``.
+
+    ``padding`` are the places of ``send_rows`` that hold zeros, None where there are none.
+    """
 
     send_rows: Tensor
+    padding: Tensor | None
     send_counts: list[int]
     recv_counts: list[int]
     num_rows: int
-    rounds: tuple[tuple[Tensor, Tensor], ...]
+    sums: tuple[tuple[Tensor, Tensor], ...]
+    carrier: Carrier
+    rounds: tuple[RankRound, ...]
+    announced: bool
+
+    def pick(self, buffer: Tensor) -> Tensor:
+        """The rows that leave, [rows sent, B]."""
+        rows = buffer.index_select(0, self.send_rows) if buffer.shape[0] else self._nothing(buffer)
+        return rows if self.padding is None else rows.index_fill_(0, self.padding, 0)
+
+    def _nothing(self, buffer: Tensor) -> Tensor:
+        return buffer.new_zeros(len(self.send_rows), buffer.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +77,7 @@ class RankPlan:
 
 def prepare_rank(plan: DispatchPlan, *, rank: int, device: torch.device | str = "cpu") -> RankPlan:
     """The part of ``rank``, on ``device``."""
-    hops, num_rows = [], plan.num_tokens
+    hops, num_rows = [], plan.tokens_R[rank]
     for hop in plan.hops:
         hops.append(_rank_hop(hop, rank, num_rows, device))
         num_rows = int(hop.send_counts[:, rank].sum())
@@ -72,14 +100,15 @@ def metadata_rows(plan: DispatchPlan, rank: int) -> np.ndarray | None:
     carried = plan.carried
     if carried is None:
         return None
-    sizes = [rows.size for rows in plan.hops[0].send_rows]
+    sizes = [rows.size // carried.copies for rows in plan.hops[0].send_rows]
     start = sum(sizes[:rank])
     mine = (carried.row >= start) & (carried.row < start + sizes[rank])
     place = (carried.row[mine] - start, carried.column[mine])
     slots = np.full((sizes[rank], carried.width), -1, "<i4")
     weights = np.zeros((sizes[rank], carried.width), "<f4")
     slots[place], weights[place] = carried.slot[mine], carried.weight[mine]
-    return np.concatenate([slots.view(np.uint8), weights.view(np.uint8)], axis=1)
+    rows = np.concatenate([slots.view(np.uint8), weights.view(np.uint8)], axis=1)
+    return np.tile(rows, (carried.copies, 1))
 
 
 def arrival_table(arrivals: Arrivals, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -94,22 +123,34 @@ def arrival_table(arrivals: Arrivals, num_rows: int) -> tuple[np.ndarray, np.nda
 
 def _rank_hop(hop: Hop, rank: int, num_rows: int, device: torch.device | str) -> RankHop:
     rows = hop.send_rows[rank]
+    padding = np.flatnonzero(rows == PADDING)
     return RankHop(
-        send_rows=torch.from_numpy(rows).to(device),
+        send_rows=torch.from_numpy(np.maximum(rows, 0)).to(device),
+        padding=torch.from_numpy(padding).to(device) if padding.size else None,
         send_counts=hop.send_counts[rank].tolist(),
         recv_counts=hop.send_counts[:, rank].tolist(),
         num_rows=num_rows,
-        rounds=tuple((t.to(device), s.to(device)) for t, s in _rounds(rows)),
+        sums=tuple((t.to(device), s.to(device)) for t, s in _sums(rows)),
+        carrier=hop.carrier,
+        rounds=tuple(_rank_round(step.destination, step.rows, rank) for step in hop.rounds),
+        announced=hop.announced,
     )
 
 
-def _rounds(rows: np.ndarray) -> list[tuple[Tensor, Tensor]]:
-    """Splits sends by how often their row was sent before, so that a round adds to each row once, in send order."""
-    order = np.argsort(rows, kind="stable")
+def _rank_round(destination: np.ndarray, rows: np.ndarray, rank: int) -> RankRound:
+    sends = ((int(destination[rank]), int(rows[rank])),) if rows[rank] else ()
+    sources = np.flatnonzero((destination == rank) & (rows > 0))
+    return RankRound(sends, tuple((int(peer), int(rows[peer])) for peer in sources))
+
+
+def _sums(rows: np.ndarray) -> list[tuple[Tensor, Tensor]]:
+    """Splits sends by how often their row was sent before, so that a sum adds to each row once, in send order."""
+    real = np.flatnonzero(rows != PADDING)
+    order = real[np.argsort(rows[real], kind="stable")]
     ordered = rows[order]
-    turn = np.arange(rows.size) - np.searchsorted(ordered, ordered)
-    rounds = []
+    turn = np.arange(order.size) - np.searchsorted(ordered, ordered)
+    sums = []
     for number in range(int(turn.max(initial=-1)) + 1):
         chosen = turn == number
-        rounds.append((torch.from_numpy(ordered[chosen]), torch.from_numpy(order[chosen])))
-    return rounds
+        sums.append((torch.from_numpy(ordered[chosen]), torch.from_numpy(order[chosen])))
+    return sums

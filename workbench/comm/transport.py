@@ -11,6 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from workbench.comm import carriers
+from workbench.comm.hop import Carrier
+from workbench.comm.rank_plan import RankHop, RankRound
 from workbench.comm.topology import Topology
 
 
@@ -70,17 +73,45 @@ class TorchTransport:
     def exchange_rows(
         self, rows: Tensor, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None
     ) -> Tensor:
-        """Rows grouped by destination out, rows grouped by source in.
+        """Rows grouped by destination out, rows grouped by source in, at once.
 
         Without counts all blocks are equal. Raises ValueError when counts and rows do not agree.
         """
+        return self._exchange(rows, send_counts, recv_counts)
+
+    def carry(self, rows: Tensor, hop: RankHop) -> Tensor:
+        """A hop as it is carried: rows picked for it out, rows grouped by source in."""
+        return self._exchange(rows, hop.send_counts, hop.recv_counts, hop.carrier, hop.rounds)
+
+    def carry_back(self, rows: Tensor, hop: RankHop) -> Tensor:
+        """The same hop backwards: a row for each that came, out; for each that was sent, in.
+
+        What was gathered is not the same for every rank any more, so it goes back as an all-to-all, to be summed.
+        """
+        carrier = "all_to_all" if hop.carrier == "all_gather" else hop.carrier
+        rounds = tuple(step.reverse for step in reversed(hop.rounds))
+        return self._exchange(rows, hop.recv_counts, hop.send_counts, carrier, rounds)
+
+    def _exchange(
+        self, rows: Tensor, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None,
+        carrier: Carrier = "all_to_all", rounds: Sequence[RankRound] = (),
+    ) -> Tensor:  # fmt: skip
         send_counts, recv_counts = self._splits(rows, send_counts, recv_counts)
-        self._count(send_counts, rows.shape[1])
+        self._count(send_counts, rows.shape[1], per_row=carrier == "per_row")
         if self.world == 1:
             return rows.clone()
         source = self._to_host(rows) if self._staged else rows.contiguous()
         received = torch.empty(sum(recv_counts), rows.shape[1], dtype=rows.dtype, device=source.device)
-        dist.all_to_all_single(received, source, recv_counts, send_counts, group=self.group)
+        blocks = (received, source, send_counts, recv_counts, self.group)
+        match carrier:
+            case "all_to_all":
+                carriers.all_to_all(*blocks)
+            case "all_gather":
+                carriers.all_gather(*blocks)
+            case "point_to_point":
+                carriers.point_to_point(*blocks, rank=self.rank, rounds=rounds)
+            case "per_row":
+                carriers.per_row(*blocks, rank=self.rank)
         return self._to_device(received) if self._staged else received
 
     def barrier(self) -> None:
@@ -113,15 +144,16 @@ class TorchTransport:
         if min(counts) < 0:
             raise ValueError(f"{name} has a negative entry: {list(counts)}")
 
-    def _count(self, send_counts: list[int], row_bytes: int) -> None:
+    def _count(self, send_counts: list[int], row_bytes: int, *, per_row: bool = False) -> None:
         counters = self.counters
         for peer, (link, count) in enumerate(zip(self._links, send_counts, strict=True)):
             name = f"{link}_bytes"
             setattr(counters, name, getattr(counters, name) + count * row_bytes)
-            counters.messages += peer != self.rank and count > 0
+            if peer != self.rank:
+                counters.messages += count if per_row else count > 0
 
     def _to_host(self, rows: Tensor) -> Tensor:
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream(self.device).synchronize()
         start = time.perf_counter()
         host = rows.cpu()
         self.counters.staging_s += time.perf_counter() - start
@@ -130,7 +162,7 @@ class TorchTransport:
     def _to_device(self, rows: Tensor) -> Tensor:
         start = time.perf_counter()
         device = rows.to(self.device)
-        torch.cuda.synchronize(self.device)
+        torch.cuda.current_stream(self.device).synchronize()
         self.counters.staging_s += time.perf_counter() - start
         return device
 

@@ -36,9 +36,14 @@ Overlap = Annotated[
 
 
 class Dispatch(Frozen):
-    """The all-to-all of a layer; dtypes are those of the bytes on the wire."""
+    """The all-to-all of a layer; dtypes are those of the bytes on the wire.
+
+    ``pairing`` is pairwise's order of peers, ``levels`` are multilevel_dedup's ranks a group from the outermost.
+    """
 
     strategy: StrategyName = "flat"
+    pairing: Literal["ring", "xor"] = "ring"
+    levels: tuple[Count, ...] | None = None
     dispatch_dtype: WireDtype = "bf16"
     combine_dtype: WireDtype = "bf16"
     overlap: Overlap = NoOverlap()

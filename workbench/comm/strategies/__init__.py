@@ -7,15 +7,38 @@ import numpy as np
 
 from workbench.balance.placement import ExpertMap, to_slots
 from workbench.comm.plan import DispatchPlan
+from workbench.comm.strategies.allgather_reduce_scatter import allgather_reduce_scatter
+from workbench.comm.strategies.balanced_stages import balanced_stages
+from workbench.comm.strategies.bruck import bruck
 from workbench.comm.strategies.flat import flat
+from workbench.comm.strategies.flat_padded import flat_padded
+from workbench.comm.strategies.low_latency import low_latency
+from workbench.comm.strategies.multilevel_dedup import multilevel_dedup
 from workbench.comm.strategies.node_dedup import node_dedup
+from workbench.comm.strategies.packed import packed
+from workbench.comm.strategies.pairwise import pairwise
 from workbench.comm.strategies.stay import stay
+from workbench.comm.strategies.two_dh import two_dh
 from workbench.comm.topology import topology_of
-from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import Cell
 from workbench.workload.traffic import RoutedTraffic
 
-STRATEGIES: dict[str, Callable[..., DispatchPlan]] = {"none": stay, "flat": flat, "node_dedup": node_dedup}
+STRATEGIES: dict[str, Callable[..., DispatchPlan]] = {
+    "none": stay,
+    "flat": flat,
+    "flat_padded": flat_padded,
+    "pairwise": pairwise,
+    "bruck": bruck,
+    "two_dh": two_dh,
+    "node_dedup": node_dedup,
+    "multilevel_dedup": multilevel_dedup,
+    "packed": packed,
+    "low_latency": low_latency,
+    "allgather_reduce_scatter": allgather_reduce_scatter,
+    "balanced_stages": balanced_stages,
+}
+OPTIONS: dict[str, tuple[str, ...]] = {"pairwise": ("pairing",), "multilevel_dedup": ("levels",)}
+"""Fields of ``dispatch`` that a strategy takes besides."""
 
 
 def make_plan(
@@ -24,19 +47,21 @@ def make_plan(
     """The plan of the cell's strategy for this traffic and placement.
 
     ``slots``: those that the pairs were dealt to already, where the traffic is a part of a larger one. Raises
-    Unsupported for a strategy that is not there.
+    Unsupported where the strategy cannot be had.
     """
-    build = strategy_of(cell)
     slots = to_slots(expert_map, traffic.ids) if slots is None else slots
-    return build(slots, traffic.weights, slots_per_rank=expert_map.slots_per_rank, topology=topology_of(cell))
+    tokens_R = tuple(int(tokens) for tokens in traffic.tokens_R)
+    return build_plan(cell, slots, traffic.weights, slots_per_rank=expert_map.slots_per_rank, tokens_R=tokens_R)
 
 
-def strategy_of(cell: Cell) -> Callable[..., DispatchPlan]:
-    """The cell's strategy, or Unsupported."""
+def build_plan(
+    cell: Cell, slots: np.ndarray, weights: np.ndarray, *, slots_per_rank: int, tokens_R: tuple[int, ...]
+) -> DispatchPlan:
+    """The cell's strategy, with its options, over the cell's topology."""
     name = cell.dispatch.strategy
-    if name not in STRATEGIES:
-        raise Unsupported(f"dispatch.strategy: {name} is not there yet; known: {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]
+    options = {field: getattr(cell.dispatch, field) for field in OPTIONS.get(name, ())}
+    call = {"slots_per_rank": slots_per_rank, "topology": topology_of(cell), "tokens_R": tokens_R}
+    return STRATEGIES[name](slots, weights, **call, **options)
 
 
 def all_to_all_plan(cell: Cell) -> tuple[DispatchPlan, int]:
@@ -46,6 +71,5 @@ def all_to_all_plan(cell: Cell) -> tuple[DispatchPlan, int]:
     """
     ranks = cell.ep
     slots = np.tile(np.arange(ranks, dtype=np.int32)[None, :, None], (ranks, 1, 1))
-    weights = np.ones(slots.shape, np.float32)
-    plan = strategy_of(cell)(slots, weights, slots_per_rank=1, topology=topology_of(cell))
+    plan = build_plan(cell, slots, np.ones(slots.shape, np.float32), slots_per_rank=1, tokens_R=(ranks,) * ranks)
     return replace(plan, carried=None), -(-cell.scope.bytes_per_rank // ranks)
