@@ -16,6 +16,7 @@ from workbench.run.layer import LayerRun
 from workbench.run.measured import run_rank
 from workbench.run.overlapped_layer import OverlappedRun, layer_run
 from workbench.run.prepare import prepare_layer
+from workbench.run.trace import trace_of
 from workbench.run.train_check import gradient_limit
 from workbench.run.train_prepare import prepare_train, with_choices
 from workbench.run.train_step import TrainRun
@@ -135,6 +136,19 @@ def stepped(context):
     return [(one, run_rank(one, context)) for one in cells]
 
 
+def profiled(context):
+    """The first rank's trace of an overlapped layer and of an overlapped step."""
+    context = replace(context, profile=True)
+    scopes = (LayerScope(), LayerScope(kind="train_step"))
+    return [trace_of(context, _traced(cell(ranks=context.world, scope=s, overlap=CHUNKS[1]), context)) for s in scopes]
+
+
+def _traced(one, context):
+    if one.scope.kind == "layer":
+        return layer_run(one, prepare_layer(one, context).layer).traced_stages
+    return TrainRun(with_choices(*prepare_train(one, context))).traced_stages
+
+
 def gains(context):
     """Seconds of the slowest rank by degree (None: not overlapped), where messages and experts do nothing but sleep."""
     context, best = slow(context), {}
@@ -198,5 +212,6 @@ def observe(context):
     ]  # fmt: skip
     return {
         "same": same, "scaled": scaled, "few": few, "trained": steps, "stepped": stepped(context),
+        "profiled": profiled(context),
         "gains": gains(context), "broken": broken(context),
     }  # fmt: skip

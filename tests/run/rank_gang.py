@@ -160,7 +160,7 @@ def run_ranks(work, *, world: int) -> list:
         port = probe.getsockname()[1]
     with ProcessPoolExecutor(world, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(_rank, rank, world, port, work) for rank in range(world)]
-        return [future.result(timeout=120) for future in futures]
+        return [future.result(timeout=240) for future in futures]
 
 
 def run_gang(cells: list[tuple[Cell, str | None]], *, world: int = 4) -> list[list]:

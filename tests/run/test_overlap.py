@@ -1,5 +1,7 @@
 """Overlapped layers: the pipeline's order and faults, and on real ranks the same output, the same bytes, less time."""
 
+import gzip
+import json
 import threading
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 
 from tests.run import overlap_gang
 from tests.run.rank_gang import cell, run_ranks
+from workbench.measure.profiling import PASSES
 from workbench.run.chunks import require_overlap
 from workbench.run.measured import merge_reports
 from workbench.run.overlap import Lane, LaneStopped, in_turn, legs_of, overlapped, travels
@@ -161,6 +164,16 @@ def test_training_steps_on_two_ranks_have_the_gradients_of_autograd(seen):
         record = merge_reports(reports[0][0], [report for _, report in reports]).record
         assert record.status == "ok", (record.strategy, record.overlap, record.reason)
         assert 0 < record.grad_rel_error < 0.02
+
+
+def test_a_profile_shows_messages_on_a_thread_of_their_own(seen):
+    assert seen[1]["profiled"] == [None, None]
+    pipelines = (("dispatch", "gemm1"), ("dispatch.backward", "gemm1.wgrad"))
+    for trace, pipeline in zip(seen[0]["profiled"], pipelines, strict=True):
+        spans = [e for e in json.loads(gzip.decompress(trace))["traceEvents"] if e.get("cat") == "user_annotation"]
+        threads = {name: {span["tid"] for span in spans if span["name"] == name} for name in (*pipeline, "finish")}
+        assert [sum(span["name"] == name for span in spans) for name in pipeline] == [2 * PASSES, 2 * PASSES]
+        assert threads[pipeline[1]] == threads["finish"] != threads[pipeline[0]]
 
 
 def test_overlap_hides_half_of_what_theory_allows(seen):

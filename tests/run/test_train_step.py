@@ -54,6 +54,7 @@ STEPS = [
     ),
     step(strategy="node_dedup", shared_overlap=True),
     step(strategy="flat", overlap="two_batch", precision="fp8_block"),
+    step(strategy="flat", overlap={"kind": "chunk", "degree": 3}, redundant=4, tokens=40),
     step(strategy="node_dedup", overlap="two_batch", shared_overlap=True, tokens=15),
     step(strategy="flat", tokens=2, overlap={"kind": "chunk", "degree": 8}, shared_overlap=True),
 ]  # fmt: skip

@@ -68,6 +68,10 @@ class LayerRun:
         """Stages in the order of execution; names repeat where a kind of work comes up again."""
         return [*self.gate_stages(), *self.routed_stages(), *self.shared_stages(), ("finish", self._finish)]
 
+    def traced_stages(self) -> list[Stage]:
+        """What a profile shows."""
+        return self.stages()
+
     def gate_stages(self) -> list[Stage]:
         """The gate, where the scope has one."""
         return [] if self.layer.route is None else [("gate", self._gate)]

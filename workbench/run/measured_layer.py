@@ -57,7 +57,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         **wire_fields(counters),
         **work_fields(cell, prepared, context),
         **peer_fields,
-        trace=trace_of(context, run.stages),
+        trace=trace_of(context, run.traced_stages),
     )
 
 

@@ -61,7 +61,7 @@ def measure_train(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         math_path=_math_path(cell, context),
         **wire_fields(counters),
         **_work_fields(cell, prepared),
-        trace=trace_of(context, run.stages),
+        trace=trace_of(context, run.traced_stages),
     )
 
 

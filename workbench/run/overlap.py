@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.profiler import record_function
 
 Stage = tuple[str, Callable[[], None]]
 COMMUNICATION = ("dispatch", "combine")
@@ -106,12 +107,16 @@ def in_turn(parts: Sequence[Sequence[Stage]], *, beside: Sequence[Stage] = ()) -
     return order
 
 
-def overlapped(parts: Sequence[Sequence[Stage]], lane: Lane, *, beside: Sequence[Stage] = ()) -> None:
+def overlapped(
+    parts: Sequence[Sequence[Stage]], lane: Lane, *, beside: Sequence[Stage] = (), spans: bool = False
+) -> None:
     """Run the parts, each computing while others travel; all must have the same legs.
 
-    ``beside`` is computed once every part's first message is on its way. Whatever is raised, here or in the lane, comes
+    ``beside`` is computed once every part's first message is on its way. ``spans``: each stage under its name in a
+    profiler's trace. Whatever is raised, here or in the lane, comes
     out after the lane has come to rest, so that nobody else's collectives get between this rank's.
     """
+    run = _run_named if spans else run_stages
     before: list[Future] = []
     sent: list[Future] = []
     try:
@@ -120,16 +125,23 @@ def overlapped(parts: Sequence[Sequence[Stage]], lane: Lane, *, beside: Sequence
             for part, leg in enumerate(legs):
                 if before:
                     lane.wait(before[part])
-                _run(leg.compute)
+                run(leg.compute)
                 if leg.send:
-                    sent.append(lane.submit(lambda leg=leg: _run(leg.send)))
+                    sent.append(lane.submit(lambda leg=leg: run(leg.send)))
             if number == 0:
-                _run(beside)
+                run(beside)
     except BaseException:
         wait([*before, *sent])
         raise
 
 
-def _run(stages: Sequence[Stage]) -> None:
+def run_stages(stages: Sequence[Stage]) -> None:
+    """One after the other."""
     for _, call in stages:
         call()
+
+
+def _run_named(stages: Sequence[Stage]) -> None:
+    for name, call in stages:
+        with record_function(name):
+            call()

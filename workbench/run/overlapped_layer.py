@@ -12,7 +12,7 @@ import torch
 
 from workbench.run.exchange import Chunked
 from workbench.run.layer import LayerRun, RankLayer, Stage
-from workbench.run.overlap import Lane, in_turn, overlapped
+from workbench.run.overlap import Lane, in_turn, overlapped, run_stages
 from workbench.spec.scenario import Cell
 
 
@@ -43,13 +43,21 @@ class OverlappedRun:
         self.y_TH = self.shared_TH = layer.x_TH
 
     def __call__(self) -> None:
-        _run(self._head())
+        run_stages(self._head())
         overlapped(self._pipeline(), self._lane, beside=self._beside())
-        _run(self._tail())
+        run_stages(self._tail())
 
     def stages(self) -> list[Stage]:
         """Stages of the pipeline in its order, for one thread; names repeat for every part."""
         return [*self._head(), *in_turn(self._pipeline(), beside=self._beside()), *self._tail()]
+
+    def traced_stages(self) -> list[Stage]:
+        """What a profile shows: the pipeline as one stage, with those of its parts inside."""
+
+        def pipeline() -> None:
+            overlapped(self._pipeline(), self._lane, beside=self._beside(), spans=True)
+
+        return [*self._head(), ("pipeline", pipeline), *self._tail()]
 
     def _head(self) -> list[Stage]:
         return [] if self._two_batch else self._whole.gate_stages()
@@ -96,8 +104,3 @@ def _parts_of(layer: RankLayer, *, own_gate: bool) -> list[RankLayer]:
         )
         for part, rows in zip(exchange.parts, exchange.rows, strict=True)
     ]
-
-
-def _run(stages: list[Stage]) -> None:
-    for _, call in stages:
-        call()

@@ -9,6 +9,7 @@ data parallelism adds up afterwards is not part of the layer.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from kernels.backward.experts import ExpertGrads, TrainExperts, prepare_experts
 from workbench.run.inputs import RawWeights
 from workbench.run.layer import Stage
-from workbench.run.overlap import Lane, in_turn, overlapped
+from workbench.run.overlap import Lane, in_turn, overlapped, run_stages
 from workbench.run.train_layer import Gradients, TrainLayer
 from workbench.run.train_part import TrainPart
 from workbench.run.train_tokens import TrainTokens
@@ -39,19 +40,29 @@ class TrainRun:
             self._encode_weights()
 
     def __call__(self) -> None:
+        if self._lane is None:
+            run_stages(self.stages())
+            return
         for stages, parts, beside in self._passes():
-            _run(stages)
-            if self._lane is not None:
-                overlapped(parts, self._lane, beside=beside)
-            else:
-                _run(in_turn(parts, beside=beside))
-        _run(self._last())
+            run_stages(stages)
+            overlapped(parts, self._lane, beside=beside)
+        run_stages(self._last())
 
     def stages(self) -> list[Stage]:
         """Stages in the order of execution, none beside another; names repeat where a kind of work comes up again."""
         steps: list[Stage] = []
         for stages, parts, beside in self._passes():
             steps += [*stages, *in_turn(parts, beside=beside)]
+        return [*steps, *self._last()]
+
+    def traced_stages(self) -> list[Stage]:
+        """What a profile shows: a pipeline as one stage, with those of its parts inside."""
+        if self._lane is None:
+            return self.stages()
+        steps: list[Stage] = []
+        for name, (stages, parts, beside) in zip(("pipeline", "pipeline.backward"), self._passes(), strict=True):
+            pipeline = partial(overlapped, parts, self._lane, beside=beside, spans=True)
+            steps += [*stages, (name, pipeline)]
         return [*steps, *self._last()]
 
     def _home(self, parts: list[TrainPart]) -> TrainTokens:
@@ -147,8 +158,3 @@ def _summed(grads: Sequence[ExpertGrads]) -> ExpertGrads:
 
 def _flat(lists: Iterable[list[Stage]]) -> list[Stage]:
     return [stage for stages in lists for stage in stages]
-
-
-def _run(stages: Sequence[Stage]) -> None:
-    for _, call in stages:
-        call()
