@@ -27,6 +27,10 @@ SAME = [
     {"strategy": "flat", "dtype": "bf16"},
     {"strategy": "node_dedup", "dtype": "fp8_block"},
     {"strategy": "flat", "dtype": "nvfp4", "skew": {"kind": "zipf", "alpha": 1.5}, "redundant": 2},
+    {"strategy": "two_dh", "sources": {"kind": "empty_rank", "rank": 1}},
+    {"strategy": "allgather_reduce_scatter", "sources": {"kind": "ragged", "cv": 0.5}},
+    {"strategy": "flat_padded", "sources": {"kind": "ragged", "cv": 0.5}, "tokens": 21},
+    {"strategy": "pairwise", "tokens": 21},
 ]
 """Rows that do not depend on those beside them: outputs are equal bit for bit."""
 SLEPT_S = 0.15
@@ -130,7 +134,7 @@ def stepped(context):
     """Reports of training steps of several strategies, with and without chunks, checked against autograd."""
     cells = [
         cell(ranks=context.world, scope=LayerScope(kind="train_step"), strategy=name, overlap=overlap, tokens=15)
-        for name in ("flat", "node_dedup")
+        for name in ("flat", "bruck", "low_latency", "multilevel_dedup")
         for overlap in ("none", {"kind": "chunk", "degree": 2})
     ]
     return [(one, run_rank(one, context)) for one in cells]

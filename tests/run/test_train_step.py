@@ -14,7 +14,7 @@ from workbench.comm.gradients import by_choice, pair_choices
 from workbench.comm.oracle import origins
 from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes, payload_bytes
 from workbench.comm.rank_plan import arrival_table
-from workbench.comm.strategies import make_plan
+from workbench.comm.strategies import STRATEGIES, make_plan
 from workbench.run.context import open_context
 from workbench.run.measured import merge_reports, run_rank
 from workbench.run.prepare import prepare_layer
@@ -38,6 +38,7 @@ def step(precision="bf16", **options):
 
 DELAYED = PRECISIONS["fp8_tensor"].model_copy(update={"scaling": "delayed", "amax_history": 4})
 NARROW = PRECISIONS["fp8_block"].model_copy(update={"gradients": NumberFormat(format="e4m3", granularity="block")})
+OVERLAPS = ("none", {"kind": "chunk", "degree": 3})
 STEPS = [
     step(strategy="flat"),
     step(strategy="node_dedup", skew={"kind": "zipf", "alpha": 1.5}),
@@ -57,6 +58,11 @@ STEPS = [
     step(strategy="flat", overlap={"kind": "chunk", "degree": 3}, redundant=4, tokens=40),
     step(strategy="node_dedup", overlap="two_batch", shared_overlap=True, tokens=15),
     step(strategy="flat", tokens=2, overlap={"kind": "chunk", "degree": 8}, shared_overlap=True),
+    *(
+        step(strategy=name, sources={"kind": "ragged", "cv": 0.5}, tokens=12, overlap=OVERLAPS[number % 2])
+        for number, name in enumerate(STRATEGIES) if name not in ("none", "flat", "node_dedup")
+    ),
+    step(strategy="allgather_reduce_scatter", sources={"kind": "empty_rank", "rank": 2}),
 ]  # fmt: skip
 FAULTS = {
     "combine.backward": "rank 1: gradient of",
