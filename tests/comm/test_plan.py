@@ -75,7 +75,9 @@ def test_hops_carried_by_hand_give_the_oracles_buffers(strategy):
             with_padding = torch.cat([buffers[source], torch.zeros(1, buffers[source].shape[1], dtype=torch.uint8)])
             rows = with_padding[torch.from_numpy(hop.send_rows[source])]  # PADDING is the last
             if number == 0:
-                rows = torch.cat([rows, torch.from_numpy(metadata_rows(plan, source))], dim=1)
+                metadata = torch.from_numpy(metadata_rows(plan, source))
+                copies = len(rows) // max(1, len(metadata))  # of a block that is gathered
+                rows = torch.cat([rows, metadata.repeat(copies, 1)], dim=1)
             for target, block in enumerate(rows.split(hop.send_counts[source].tolist())):
                 inbox[target].append(block)
         buffers = [torch.cat(blocks) for blocks in inbox]
@@ -180,7 +182,7 @@ def test_topology_of_a_cell():
     assert topology_of(make_cell(ranks=2, gpus_per_node=8)) == Topology(2, 2)
     assert topology_of(make_cell(ranks=4, gpus_per_node=8, tp=2)) == Topology(4, 4)
     assert topology_of(make_cell(ranks=4, gpus_per_node=4, tp=2)) == Topology(4, 2)
-    assert topology_of(make_cell(ranks=36, gpus_per_node=4, domain=72, device="cuda")) == Topology(36, 36)
+    assert topology_of(make_cell(ranks=36, gpus_per_node=4, domain=72, device="cuda")) == Topology(36, 36, inner=(4,))
     assert topology_of(make_cell(ranks=8, gpus_per_node=4, domain=8, device="cuda")) == Topology(8, 4)
     topology = Topology(6, 4)
     assert [topology.link(1, peer) for peer in (1, 0, 5)] == ["self", "scale_up", "scale_out"]

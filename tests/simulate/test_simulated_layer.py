@@ -207,7 +207,7 @@ def test_records_repeat_exactly():
         ({"goal": {}}, "goal"),
         ({"dispatch": {"overlap": {"kind": "chunk", "degree": 2}}}, "overlap chunk"),
         ({"dispatch": {"overlap": "two_batch"}}, "overlap two_batch"),
-        ({"dispatch": {"strategy": "bruck"}}, "bruck"),
+        ({"dispatch": {"strategy": "low_latency"}, "tokens": 4096}, "511 tokens a rank"),
         ({"skew": {"kind": "hot_rank", "rank": 99}}, "workload.skew.rank: 99"),
         ({"router": {"kind": "recorded"}}, "recorded"),
         ({"balance": {"training": "bias", "placement": {"redundant_experts": 0}}}, "training"),

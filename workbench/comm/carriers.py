@@ -19,12 +19,16 @@ def all_to_all(received: Tensor, rows: Tensor, send_counts: list[int], recv_coun
     dist.all_to_all_single(received, rows, recv_counts, send_counts, group=group)
 
 
-def all_gather(received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group) -> None:
-    """The first block of ``rows`` to every rank; ranks with unequal blocks go through ``all_to_all``."""
-    if len(set(recv_counts)) == 1:
-        dist.all_gather_into_tensor(received, rows[: send_counts[0]].contiguous(), group=group)
+def all_gather(
+    received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group, *, rank: int,
+    collective: bool,
+) -> None:  # fmt: skip
+    """All ``rows`` to every rank that has a count. ``collective``: by the backend's own algorithm where all ranks
+    send all ranks as much; otherwise straight to each rank, over the links that the plan names."""
+    if collective and len({*recv_counts, *send_counts}) == 1:
+        dist.all_gather_into_tensor(received, rows, group=group)
     else:
-        all_to_all(received, rows, send_counts, recv_counts, group)
+        _straight(received, rows, send_counts, recv_counts, group, rank=rank, sent_at=[0] * len(send_counts))
 
 
 def point_to_point(
@@ -32,7 +36,16 @@ def point_to_point(
     rounds: Sequence[RankRound] = (),
 ) -> None:  # fmt: skip
     """Only blocks that hold rows. In rounds the next step starts when this rank's part of the one before is done."""
-    sent_at, received_at = _starts(send_counts), _starts(recv_counts)
+    starts = _starts(send_counts)
+    _straight(received, rows, send_counts, recv_counts, group, rank=rank, sent_at=starts, rounds=rounds)
+
+
+def _straight(
+    received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group, *, rank: int,
+    sent_at: list[int], rounds: Sequence[RankRound] = (),
+) -> None:  # fmt: skip
+    """``sent_at`` is where in ``rows`` the block for each rank begins."""
+    received_at = _starts(recv_counts)
     _copy_own(received, rows, received_at, sent_at, send_counts, rank)
     if not rounds:
         everything = [RankRound(_blocks(send_counts, rank), _blocks(recv_counts, rank))]

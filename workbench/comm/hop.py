@@ -2,7 +2,7 @@
 
 R ranks, P pairs in flight. A hop is carried as
 - ``all_to_all``: every rank to every rank at once, empty blocks included;
-- ``all_gather``: all rows of a rank to every rank;
+- ``all_gather``: one block of rows to several ranks, its send list that block over and over;
 - ``point_to_point``: only blocks that hold rows, all at once or in rounds;
 - ``per_row``: every row a message of its own.
 """
@@ -40,6 +40,12 @@ class Hop:
     carrier: Carrier = "all_to_all"
     rounds: tuple[Round, ...] = ()
     announced: bool = False
+
+    def handed_over(self, rank: int) -> int:
+        """Rows that ``rank`` hands to the carrier: of ``all_gather`` the block, else its send list."""
+        if self.carrier == "all_gather":
+            return int(self.send_counts[rank].max())
+        return self.send_rows[rank].size
 
     def trace(self, ranks: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where received rows came from: source rank, index in its send list, row in its buffer before the hop."""

@@ -34,7 +34,7 @@ def expected_buffer(plan: DispatchPlan, rank: int, all_ranks_bytes: list[Tensor]
         buffer[real, :width] = all_ranks_bytes[home].cpu()[token_n[real]]
         metadata = metadata_rows(plan, home)
         if metadata is not None:
-            buffer[here, width:] = torch.from_numpy(metadata[sent[here.numpy()]])
+            buffer[here, width:] = torch.from_numpy(metadata[sent[here.numpy()] % len(metadata)])
     return buffer
 
 

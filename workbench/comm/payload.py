@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from kernels.formats import FORMATS, Quantised
+from workbench.comm.strategies import metadata_width
 from workbench.spec.scenario import Cell
 from workbench.workload.traffic import routing_width
 
 FORMAT_OF_DTYPE = {"bf16": "bf16", "fp8_block": "e4m3_block", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 METADATA_BYTES_PER_PAIR = 8
-SHARED_ROWS = ("node_dedup", "multilevel_dedup", "allgather_reduce_scatter")
-"""Strategies whose rows stand for a token rather than for a (token, expert) pair."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ def metadata_bytes(strategy: str, top_k: int) -> int:
 
     A row that several experts share has a column for each choice of its token, any other a single one.
     """
-    columns = 0 if strategy == "none" else top_k if strategy in SHARED_ROWS else 1
-    return columns * METADATA_BYTES_PER_PAIR
+    return metadata_width(strategy, top_k) * METADATA_BYTES_PER_PAIR
 
 
 def dispatch_row_bytes(cell: Cell) -> int:

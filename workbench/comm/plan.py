@@ -33,8 +33,7 @@ class Arrivals:
 class Carried:
     """Routing that travels with the rows of the first hop: pair p rides on row ``row[p]`` in column ``column[p]``.
 
-    ``row`` counts the rows of all ranks' send lists in order; a row has ``width`` columns. With ``copies`` above 1 a
-    rank's send list is its first rows that many times over, and ``row`` counts those alone.
+    ``row`` counts the rows that the ranks hand over, rank by rank; a row has ``width`` columns.
     """
 
     row: np.ndarray
@@ -42,7 +41,6 @@ class Carried:
     slot: np.ndarray
     weight: np.ndarray
     width: int
-    copies: int = 1
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class RankHop:
     announced: bool
 
     def pick(self, buffer: Tensor) -> Tensor:
-        """The rows that leave, [rows sent, B]."""
+        """The rows to hand over, [rows, B]."""
         rows = buffer.index_select(0, self.send_rows) if buffer.shape[0] else self._nothing(buffer)
         return rows if self.padding is None else rows.index_fill_(0, self.padding, 0)
 
@@ -96,19 +96,16 @@ def prepare_rank(plan: DispatchPlan, *, rank: int, device: torch.device | str = 
 
 
 def metadata_rows(plan: DispatchPlan, rank: int) -> np.ndarray | None:
-    """uint8 [rows that ``rank`` sends first, 8W]: W slots int32 (-1 = none), then W weights float32."""
+    """uint8 [rows that ``rank`` hands over first, 8W]: W slots int32 (-1 = none), then W weights float32."""
     carried = plan.carried
     if carried is None:
         return None
-    sizes = [rows.size // carried.copies for rows in plan.hops[0].send_rows]
-    start = sum(sizes[:rank])
-    mine = (carried.row >= start) & (carried.row < start + sizes[rank])
+    start, size = sum(map(plan.hops[0].handed_over, range(rank))), plan.hops[0].handed_over(rank)
+    mine = (carried.row >= start) & (carried.row < start + size)
     place = (carried.row[mine] - start, carried.column[mine])
-    slots = np.full((sizes[rank], carried.width), -1, "<i4")
-    weights = np.zeros((sizes[rank], carried.width), "<f4")
+    slots, weights = np.full((size, carried.width), -1, "<i4"), np.zeros((size, carried.width), "<f4")
     slots[place], weights[place] = carried.slot[mine], carried.weight[mine]
-    rows = np.concatenate([slots.view(np.uint8), weights.view(np.uint8)], axis=1)
-    return np.tile(rows, (carried.copies, 1))
+    return np.concatenate([slots.view(np.uint8), weights.view(np.uint8)], axis=1)
 
 
 def arrival_table(arrivals: Arrivals, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -122,10 +119,10 @@ def arrival_table(arrivals: Arrivals, num_rows: int) -> tuple[np.ndarray, np.nda
 
 
 def _rank_hop(hop: Hop, rank: int, num_rows: int, device: torch.device | str) -> RankHop:
-    rows = hop.send_rows[rank]
+    rows, handed_over = hop.send_rows[rank], hop.handed_over(rank)
     padding = np.flatnonzero(rows == PADDING)
     return RankHop(
-        send_rows=torch.from_numpy(np.maximum(rows, 0)).to(device),
+        send_rows=torch.from_numpy(np.maximum(rows[:handed_over], 0)).to(device),
         padding=torch.from_numpy(padding).to(device) if padding.size else None,
         send_counts=hop.send_counts[rank].tolist(),
         recv_counts=hop.send_counts[:, rank].tolist(),

@@ -96,7 +96,8 @@ class TorchTransport:
         self, rows: Tensor, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None,
         carrier: Carrier = "all_to_all", rounds: Sequence[RankRound] = (),
     ) -> Tensor:  # fmt: skip
-        send_counts, recv_counts = self._splits(rows, send_counts, recv_counts)
+        block = carrier == "all_gather"
+        send_counts, recv_counts = self._splits(rows, send_counts, recv_counts, repeated=block)
         self._count(send_counts, rows.shape[1], per_row=carrier == "per_row")
         if self.world == 1:
             return rows.clone()
@@ -107,7 +108,7 @@ class TorchTransport:
             case "all_to_all":
                 carriers.all_to_all(*blocks)
             case "all_gather":
-                carriers.all_gather(*blocks)
+                carriers.all_gather(*blocks, rank=self.rank, collective=self.backend == "nccl")
             case "point_to_point":
                 carriers.point_to_point(*blocks, rank=self.rank, rounds=rounds)
             case "per_row":
@@ -121,7 +122,7 @@ class TorchTransport:
             dist.barrier(group=self.group, device_ids=devices)
 
     def _splits(
-        self, rows: Tensor, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None
+        self, rows: Tensor, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None, *, repeated: bool
     ) -> tuple[list[int], list[int]]:
         if rows.dtype != torch.uint8 or rows.dim() != 2:
             raise ValueError(f"rows must be uint8 [n, B], got {rows.dtype} {tuple(rows.shape)}")
@@ -134,8 +135,9 @@ class TorchTransport:
             return even, even
         self._check_length("send_counts", send_counts)
         self._check_length("recv_counts", recv_counts)
-        if sum(send_counts) != rows.shape[0]:
-            raise ValueError(f"send_counts sum to {sum(send_counts)}, but there are {rows.shape[0]} rows")
+        named, needed = ("reach", max(send_counts)) if repeated else ("sum to", sum(send_counts))
+        if needed != rows.shape[0]:
+            raise ValueError(f"send_counts {named} {needed}, but there are {rows.shape[0]} rows")
         return list(send_counts), list(recv_counts)
 
     def _check_length(self, name: str, counts: Sequence[int]) -> None:

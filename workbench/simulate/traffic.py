@@ -61,6 +61,7 @@ def _key(cell: Cell) -> tuple:
         workload.model_dump_json(exclude={"data", "layers"}),
         cell.balance.model_dump_json(),
         (cell.ep, cell.parallel.tp, cell.trace_digest, cell.dispatch.strategy),
+        (cell.dispatch.pairing, cell.dispatch.levels, cell.dispatch.overlap.parts),
         (cluster.device, cluster.nodes, cluster.gpus_per_node, cluster.hardware.scale_up.domain),
     )
 

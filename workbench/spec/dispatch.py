@@ -16,6 +16,11 @@ WireDtype = Literal["bf16", "fp8_block", "mxfp8", "nvfp4"]
 class NoOverlap(Frozen):
     kind: Literal["none"] = "none"
 
+    @property
+    def parts(self) -> int:
+        """Exchanges that the tokens are spread over."""
+        return 1
+
 
 class ChunkOverlap(Frozen):
     """Dispatch, experts and combine pipelined over ``degree`` chunks of the tokens."""
@@ -23,11 +28,19 @@ class ChunkOverlap(Frozen):
     kind: Literal["chunk"] = "chunk"
     degree: Annotated[Count, Field(le=8)] = 2
 
+    @property
+    def parts(self) -> int:
+        return self.degree
+
 
 class TwoBatchOverlap(Frozen):
     """Two micro-batches hide each other's communication."""
 
     kind: Literal["two_batch"] = "two_batch"
+
+    @property
+    def parts(self) -> int:
+        return 2
 
 
 Overlap = Annotated[
@@ -38,7 +51,8 @@ Overlap = Annotated[
 class Dispatch(Frozen):
     """The all-to-all of a layer; dtypes are those of the bytes on the wire.
 
-    ``pairing`` is pairwise's order of peers, ``levels`` are multilevel_dedup's ranks a group from the outermost.
+    ``pairing`` is pairwise's order of peers. ``levels`` are multilevel_dedup's ranks a group from the outermost, nodes
+    among them or not: [32, 8] are groups of 4 nodes of 8.
     """
 
     strategy: StrategyName = "flat"

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +22,7 @@ from workbench.comm.strategies.packed import packed
 from workbench.comm.strategies.pairwise import pairwise
 from workbench.comm.strategies.stay import stay
 from workbench.comm.strategies.two_dh import two_dh
-from workbench.comm.topology import topology_of
+from workbench.comm.topology import Topology, topology_of
 from workbench.spec.scenario import Cell
 from workbench.workload.traffic import RoutedTraffic
 
@@ -37,8 +40,22 @@ STRATEGIES: dict[str, Callable[..., DispatchPlan]] = {
     "allgather_reduce_scatter": allgather_reduce_scatter,
     "balanced_stages": balanced_stages,
 }
-OPTIONS: dict[str, tuple[str, ...]] = {"pairwise": ("pairing",), "multilevel_dedup": ("levels",)}
-"""Fields of ``dispatch`` that a strategy takes besides."""
+
+
+def _padded_options(cell: Cell) -> dict[str, Any]:
+    return {"capacity": cell.balance.capacity, "num_experts": cell.model.num_experts} if cell.model else {}
+
+
+def _low_latency_options(cell: Cell) -> dict[str, Any]:
+    return {"tokens_a_call": ceil(cell.workload.tokens_per_rank / cell.dispatch.overlap.parts)} if cell.model else {}
+
+
+OPTIONS: dict[str, Callable[[Cell], dict[str, Any]]] = {
+    "pairwise": lambda cell: {"pairing": cell.dispatch.pairing},
+    "flat_padded": _padded_options,
+    "low_latency": _low_latency_options,
+}
+"""What a strategy takes from a cell besides; a bare exchange has no model and no tokens."""
 
 
 def make_plan(
@@ -59,9 +76,18 @@ def build_plan(
 ) -> DispatchPlan:
     """The cell's strategy, with its options, over the cell's topology."""
     name = cell.dispatch.strategy
-    options = {field: getattr(cell.dispatch, field) for field in OPTIONS.get(name, ())}
+    options = OPTIONS[name](cell) if name in OPTIONS else {}
     call = {"slots_per_rank": slots_per_rank, "topology": topology_of(cell), "tokens_R": tokens_R}
     return STRATEGIES[name](slots, weights, **call, **options)
+
+
+@lru_cache(maxsize=256)
+def metadata_width(strategy: str, top_k: int) -> int:
+    """Columns of routing that ride with a dispatch row, as a plan of one token has them."""
+    nothing = np.full((1, 1, top_k), -1, np.int32)
+    call = {"slots_per_rank": 1, "topology": Topology(1, 1), "tokens_R": (1,)}
+    carried = STRATEGIES[strategy](nothing, np.zeros(nothing.shape, np.float32), **call).carried
+    return carried.width if carried else 0
 
 
 def all_to_all_plan(cell: Cell) -> tuple[DispatchPlan, int]:

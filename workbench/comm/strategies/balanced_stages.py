@@ -18,7 +18,7 @@ from workbench.comm.topology import Topology
 def balanced_stages(
     slots: np.ndarray, weights: np.ndarray, *, slots_per_rank: int, topology: Topology, tokens_R: tuple[int, ...]
 ) -> DispatchPlan:
-    """Three hops, a row per (token, expert) pair: in the node of its source, between nodes in stages, in the owner's."""
+    """Three hops, a row per (token, expert) pair: in the source's node, between nodes in stages, in the owner's."""
     pairs, _ = pairs_of(slots, weights)
     owner, ranks = pairs.slot // slots_per_rank, topology.num_ranks
     node_of = topology.node_of
