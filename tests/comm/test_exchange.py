@@ -1,4 +1,4 @@
-"""Real processes with a real all-to-all: 2 ranks on one virtual node, 4 on two virtual nodes of 2."""
+"""Real processes with a real all-to-all, on virtual nodes of 2 ranks; of 3 ranks the last has a node of its own."""
 
 import json
 import os
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.comm.exchange_ranks import SKEWS, checks
+from tests.comm.exchange_cases import DTYPES, VARIANTS, exchange_cases
+from tests.comm.exchange_ranks import checks
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 200
+WORLDS = (1, 2, 3, 4, 6)
 
 
 def _reports(folder: Path, backend: str, *worlds: int) -> dict[int, list[dict[str, str]]]:
@@ -29,10 +31,10 @@ def _reports(folder: Path, backend: str, *worlds: int) -> dict[int, list[dict[st
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    return _reports(tmp_path_factory.mktemp("gloo"), "gloo", 2, 4)
+    return _reports(tmp_path_factory.mktemp("gloo"), "gloo", *WORLDS)
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=WORLDS)
 def seen(reports, request):
     return reports[request.param]
 
@@ -43,26 +45,35 @@ def _hold(seen, names):
     assert not faults, "\n".join(f"{where}:\n{what}" for where, what in faults.items())
 
 
-def test_n01_zero_rows_from_or_to_any_rank_do_not_hang(seen):
-    _hold(seen, ["n01"])
+def test_n01_zero_rows_from_or_to_any_rank_do_not_hang(reports):
+    for world in WORLDS[1:]:
+        _hold(reports[world], ["n01"])
 
 
-def test_n03_split_checks_refuse_with_the_numbers(seen):
-    _hold(seen, ["n03"])
+def test_n03_split_checks_refuse_with_the_numbers(reports):
+    for world in WORLDS[1:]:
+        _hold(reports[world], ["n03"])
 
 
-def test_dispatch_equals_the_oracle_and_identity_experts_give_the_weights_back(seen):
-    names = [name for name in checks(2) if name.startswith(("flat", "node_dedup"))]
-    assert len(names) == 2 * 3 * len(SKEWS) * 2
+def test_a_corrupted_byte_is_caught(reports):
+    for world in WORLDS[1:]:
+        _hold(reports[world], ["corruption", "counts"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", [*DTYPES, "mxfp8"])
+def test_every_strategy_is_the_oracles_forward_and_backward_to_the_byte(seen, variant, dtype):
+    names = [name for name, *case in exchange_cases() if case[:2] == [variant, dtype]]
+    assert len(names) == (1 if dtype == "mxfp8" else 4)
     _hold(seen, names)
 
 
-def test_a_corrupted_byte_is_caught(seen):
-    _hold(seen, ["corruption", "counts"])
+def test_node_dedup_sends_a_token_once_to_each_other_node(seen):
+    _hold(seen, ["node_pairs"])
 
 
-def test_replicas_and_the_strategy_without_exchange(seen):
-    _hold(seen, ["replicas"])
+def test_identity_experts_replicas_and_the_strategy_without_exchange(seen):
+    _hold(seen, ["identity", "replicas", "refusals"])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

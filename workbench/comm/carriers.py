@@ -4,79 +4,88 @@ Rows are uint8 [n, B], grouped by destination going out and by source coming in.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch.distributed as dist
 from torch import Tensor
 
+from workbench.comm.hop import Carrier
 from workbench.comm.rank_plan import RankRound
 
-Group = dist.ProcessGroup | None
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """One rank's rows out and the place for those that come in, by peer."""
+
+    received: Tensor
+    rows: Tensor
+    send_counts: list[int]
+    recv_counts: list[int]
+    group: dist.ProcessGroup | None
+    rank: int
 
 
-def all_to_all(received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group) -> None:
-    """One collective; blocks may be empty."""
-    dist.all_to_all_single(received, rows, recv_counts, send_counts, group=group)
+def carry(exchange: Exchange, carrier: Carrier, *, rounds: Sequence[RankRound] = (), gathers: bool = False) -> None:
+    """Fills ``exchange.received``. ``gathers``: the backend has a gather of its own that is to be used."""
+    match carrier:
+        case "all_to_all":
+            counts = exchange.recv_counts, exchange.send_counts
+            dist.all_to_all_single(exchange.received, exchange.rows, *counts, group=exchange.group)
+        case "all_gather":
+            _all_gather(exchange, gathers=gathers)
+        case "point_to_point":
+            _blockwise(exchange, _starts(exchange.send_counts), rounds)
+        case "per_row":
+            _row_by_row(exchange)
 
 
-def all_gather(
-    received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group, *, rank: int,
-    collective: bool,
-) -> None:  # fmt: skip
-    """All ``rows`` to every rank that has a count. ``collective``: by the backend's own algorithm where all ranks
-    send all ranks as much; otherwise straight to each rank, over the links that the plan names."""
-    if collective and len({*recv_counts, *send_counts}) == 1:
-        dist.all_gather_into_tensor(received, rows, group=group)
+def _all_gather(exchange: Exchange, *, gathers: bool) -> None:
+    """All rows to every rank that has a count.
+
+    A backend's gather has its own way through the network, so it serves only where all links are alike: every rank
+    sends as much to every other.
+    """
+    if gathers and len({*exchange.recv_counts, *exchange.send_counts}) == 1:
+        dist.all_gather_into_tensor(exchange.received, exchange.rows, group=exchange.group)
     else:
-        _straight(received, rows, send_counts, recv_counts, group, rank=rank, sent_at=[0] * len(send_counts))
+        _blockwise(exchange, [0] * len(exchange.send_counts))
 
 
-def point_to_point(
-    received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group, *, rank: int,
-    rounds: Sequence[RankRound] = (),
-) -> None:  # fmt: skip
-    """Only blocks that hold rows. In rounds the next step starts when this rank's part of the one before is done."""
-    starts = _starts(send_counts)
-    _straight(received, rows, send_counts, recv_counts, group, rank=rank, sent_at=starts, rounds=rounds)
+def _blockwise(exchange: Exchange, sent_at: list[int], rounds: Sequence[RankRound] = ()) -> None:
+    """A message for every block that holds rows; those to a rank begin at its ``sent_at``.
 
-
-def _straight(
-    received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group, *, rank: int,
-    sent_at: list[int], rounds: Sequence[RankRound] = (),
-) -> None:  # fmt: skip
-    """``sent_at`` is where in ``rows`` the block for each rank begins."""
-    received_at = _starts(recv_counts)
-    _copy_own(received, rows, received_at, sent_at, send_counts, rank)
-    if not rounds:
-        everything = [RankRound(_blocks(send_counts, rank), _blocks(recv_counts, rank))]
-    for step in rounds or everything:
+    In rounds the next step starts when this rank's part of the one before is done.
+    """
+    received_at = _starts(exchange.recv_counts)
+    _copy_own(exchange, sent_at, received_at)
+    everything = RankRound(_leaving(exchange.send_counts, exchange.rank), _leaving(exchange.recv_counts, exchange.rank))
+    for step in rounds or (everything,):
         operations = []
         for peer, count in step.receives:
-            place = received[received_at[peer] : received_at[peer] + count]
+            place = exchange.received[received_at[peer] : received_at[peer] + count]
             received_at[peer] += count
-            operations.append(dist.P2POp(dist.irecv, place, group_peer=peer, group=group))
+            operations.append(dist.P2POp(dist.irecv, place, group_peer=peer, group=exchange.group))
         for peer, count in step.sends:
-            block = rows[sent_at[peer] : sent_at[peer] + count]
+            block = exchange.rows[sent_at[peer] : sent_at[peer] + count]
             sent_at[peer] += count
-            operations.append(dist.P2POp(dist.isend, block, group_peer=peer, group=group))
+            operations.append(dist.P2POp(dist.isend, block, group_peer=peer, group=exchange.group))
         _run(operations)
 
 
-def per_row(
-    received: Tensor, rows: Tensor, send_counts: list[int], recv_counts: list[int], group: Group, *, rank: int
-) -> None:
+def _row_by_row(exchange: Exchange) -> None:
     """A message for every row."""
-    sent_at, received_at = _starts(send_counts), _starts(recv_counts)
-    _copy_own(received, rows, received_at, sent_at, send_counts, rank)
+    sent_at, received_at = _starts(exchange.send_counts), _starts(exchange.recv_counts)
+    _copy_own(exchange, sent_at, received_at)
     operations = []
     for op, buffer, starts, counts in (
-        (dist.irecv, received, received_at, recv_counts),
-        (dist.isend, rows, sent_at, send_counts),
+        (dist.irecv, exchange.received, received_at, exchange.recv_counts),
+        (dist.isend, exchange.rows, sent_at, exchange.send_counts),
     ):
-        for peer, count in _blocks(counts, rank):
+        for peer, count in _leaving(counts, exchange.rank):
             for index in range(count):
                 row = buffer[starts[peer] + index]
-                operations.append(dist.P2POp(op, row, group_peer=peer, group=group, tag=index))
+                operations.append(dist.P2POp(op, row, group_peer=peer, group=exchange.group, tag=index))
     _run(operations)
 
 
@@ -86,15 +95,14 @@ def _run(operations: list[dist.P2POp]) -> None:
             work.wait()
 
 
-def _copy_own(
-    received: Tensor, rows: Tensor, received_at: list[int], sent_at: list[int], send_counts: list[int], rank: int
-) -> None:
-    own = send_counts[rank]
+def _copy_own(exchange: Exchange, sent_at: list[int], received_at: list[int]) -> None:
+    rank, own = exchange.rank, exchange.send_counts[exchange.rank]
     if own:
-        received[received_at[rank] : received_at[rank] + own] = rows[sent_at[rank] : sent_at[rank] + own]
+        kept = exchange.rows[sent_at[rank] : sent_at[rank] + own]
+        exchange.received[received_at[rank] : received_at[rank] + own] = kept
 
 
-def _blocks(counts: list[int], rank: int) -> tuple[tuple[int, int], ...]:
+def _leaving(counts: list[int], rank: int) -> tuple[tuple[int, int], ...]:
     """(peer, rows) of what leaves the rank, nearest peer after it first, so that ranks do not all start with one."""
     world = len(counts)
     peers = [(rank + step) % world for step in range(1, world)]

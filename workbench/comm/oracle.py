@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from workbench.comm.hop import PADDING, Pairs, pairs_of
+from workbench.comm.payload import decode_rows, encode_rows
 from workbench.comm.plan import DispatchPlan
 from workbench.comm.rank_plan import metadata_rows
 
@@ -36,6 +37,36 @@ def expected_buffer(plan: DispatchPlan, rank: int, all_ranks_bytes: list[Tensor]
         if metadata is not None:
             buffer[here, width:] = torch.from_numpy(metadata[sent[here.numpy()] % len(metadata)])
     return buffer
+
+
+def expected_sums(plan: DispatchPlan, all_ranks_rows: list[Tensor], *, dtype: str) -> list[Tensor]:
+    """What combine must give every rank, float32 [T, H] each, bit for bit, from every rank's rows [n, H].
+
+    Rows go back hop by hop, encoded as ``dtype`` anew in each, and every sum is float32 in the order of sending.
+    """
+    values, hidden = [rows.float() for rows in all_ranks_rows], all_ranks_rows[0].shape[1]
+    for number in reversed(range(len(plan.hops))):
+        hop, held_R = plan.hops[number], plan.hops[number - 1].send_counts.sum(axis=0) if number else plan.tokens_R
+        back = [decode_rows(encode_rows(rows, dtype), hidden, dtype, out_dtype=torch.float32) for rows in values]
+        blocks = [rows.split(hop.send_counts[:, peer].tolist()) for peer, rows in enumerate(back)]
+        values = []
+        for rank, sent in enumerate(hop.send_rows):
+            returned = torch.cat([blocks[peer][rank] for peer in range(plan.num_ranks)]).numpy()
+            total_nH, real = np.zeros((int(held_R[rank]), hidden), np.float32), sent != PADDING
+            np.add.at(total_nH, sent[real], returned[real])
+            values.append(torch.from_numpy(total_nH))
+    return values
+
+
+def plain_sums(plan: DispatchPlan, all_ranks_rows: list[Tensor]) -> list[Tensor]:
+    """Every row of the last buffers added straight to its token, float64 [T, H] a rank, without a wire in between."""
+    sums = [torch.zeros(tokens, all_ranks_rows[0].shape[1], dtype=torch.float64) for tokens in plan.tokens_R]
+    for rank, rows in enumerate(all_ranks_rows):
+        source, token, _ = origins(plan, rank)
+        for home in np.unique(source).tolist():
+            here = torch.from_numpy(np.flatnonzero((source == home) & (token != PADDING)))
+            sums[home].index_add_(0, torch.from_numpy(token)[here], rows[here].double())
+    return sums
 
 
 def misdelivered(plan: DispatchPlan, slots: np.ndarray, weights: np.ndarray) -> list[str]:

@@ -82,10 +82,10 @@ def encode_rows(x_MH: Tensor, dtype: str) -> Tensor:
     """bf16 or float32 rows [M, H] to uint8 [M, encoded_bytes]."""
     num_rows, hidden = x_MH.shape
     layout = row_layout(hidden, dtype)
-    if dtype == "bf16":
-        return x_MH.to(torch.bfloat16).contiguous().view(torch.uint8).reshape(num_rows, layout.total)
     if not num_rows:
         return torch.empty(0, layout.total, dtype=torch.uint8, device=x_MH.device)
+    if dtype == "bf16":
+        return x_MH.to(torch.bfloat16).contiguous().view(torch.uint8).reshape(num_rows, layout.total)
     if dtype == "nvfp4":
         x_MH = x_MH.unsqueeze(1)  # a stack of one-row matrices: each row gets its own global scale
     encoded = FORMATS[FORMAT_OF_DTYPE[dtype]].encode(x_MH)
@@ -118,6 +118,7 @@ def quantised_rows(rows_MB: Tensor, hidden: int, dtype: str) -> Quantised:
     rule = FORMATS[name].scale_rules[0]
     if dtype == "nvfp4":
         single = _reinterpret(global_scale, torch.float32).reshape(num_rows)
+        single = single.masked_fill(single == 0, 1.0)  # a padding row is all zeros, and its values are zeros
         shape = (num_rows, 1, hidden)
         return Quantised(name, shape, data.unsqueeze(1), scale.unsqueeze(1), single, rule, "saturate")
     return Quantised(name, (num_rows, hidden), data, scale, None, rule, "saturate")

@@ -71,13 +71,14 @@ class TorchTransport:
         return counts
 
     def exchange_rows(
-        self, rows: Tensor, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None
-    ) -> Tensor:
-        """Rows grouped by destination out, rows grouped by source in, at once.
+        self, rows: Tensor, send_counts: Sequence[int] | None = None, recv_counts: Sequence[int] | None = None,
+        *, out: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Rows grouped by destination out, rows grouped by source in, at once; into ``out`` if given.
 
         Without counts all blocks are equal. Raises ValueError when counts and rows do not agree.
         """
-        return self._exchange(rows, send_counts, recv_counts)
+        return self._exchange(rows, send_counts, recv_counts, out=out)
 
     def carry(self, rows: Tensor, hop: RankHop) -> Tensor:
         """A hop as it is carried: rows picked for it out, rows grouped by source in."""
@@ -94,26 +95,21 @@ class TorchTransport:
 
     def _exchange(
         self, rows: Tensor, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None,
-        carrier: Carrier = "all_to_all", rounds: Sequence[RankRound] = (),
+        carrier: Carrier = "all_to_all", rounds: Sequence[RankRound] = (), out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        block = carrier == "all_gather"
-        send_counts, recv_counts = self._splits(rows, send_counts, recv_counts, repeated=block)
-        self._count(send_counts, rows.shape[1], per_row=carrier == "per_row")
+        send_counts, recv_counts = self._splits(rows, send_counts, recv_counts, repeated=carrier == "all_gather")
+        self._count(send_counts, rows.shape[1])
+        self.counters.messages += self._messages(send_counts, carrier, rounds)
+        received = rows.new_empty(sum(recv_counts), rows.shape[1]) if out is None else out
         if self.world == 1:
-            return rows.clone()
+            return received.copy_(rows)
         source = self._to_host(rows) if self._staged else rows.contiguous()
-        received = torch.empty(sum(recv_counts), rows.shape[1], dtype=rows.dtype, device=source.device)
-        blocks = (received, source, send_counts, recv_counts, self.group)
-        match carrier:
-            case "all_to_all":
-                carriers.all_to_all(*blocks)
-            case "all_gather":
-                carriers.all_gather(*blocks, rank=self.rank, collective=self.backend == "nccl")
-            case "point_to_point":
-                carriers.point_to_point(*blocks, rank=self.rank, rounds=rounds)
-            case "per_row":
-                carriers.per_row(*blocks, rank=self.rank)
-        return self._to_device(received) if self._staged else received
+        place = torch.empty(received.shape, dtype=torch.uint8) if self._staged else received
+        exchange = carriers.Exchange(place, source, send_counts, recv_counts, self.group, self.rank)
+        carriers.carry(exchange, carrier, rounds=rounds, gathers=self.backend == "nccl")
+        if self._staged:
+            self._to_device(place, received)
+        return received
 
     def barrier(self) -> None:
         """Returns when every rank is here."""
@@ -146,13 +142,17 @@ class TorchTransport:
         if min(counts) < 0:
             raise ValueError(f"{name} has a negative entry: {list(counts)}")
 
-    def _count(self, send_counts: list[int], row_bytes: int, *, per_row: bool = False) -> None:
+    def _count(self, send_counts: list[int], row_bytes: int) -> None:
         counters = self.counters
-        for peer, (link, count) in enumerate(zip(self._links, send_counts, strict=True)):
+        for link, count in zip(self._links, send_counts, strict=True):
             name = f"{link}_bytes"
             setattr(counters, name, getattr(counters, name) + count * row_bytes)
-            if peer != self.rank:
-                counters.messages += count if per_row else count > 0
+
+    def _messages(self, send_counts: list[int], carrier: Carrier, rounds: Sequence[RankRound]) -> int:
+        if rounds:
+            return sum(len(step.sends) for step in rounds)
+        leaving = [count for peer, count in enumerate(send_counts) if peer != self.rank]
+        return sum(leaving) if carrier == "per_row" else sum(count > 0 for count in leaving)
 
     def _to_host(self, rows: Tensor) -> Tensor:
         torch.cuda.current_stream(self.device).synchronize()
@@ -161,12 +161,11 @@ class TorchTransport:
         self.counters.staging_s += time.perf_counter() - start
         return host
 
-    def _to_device(self, rows: Tensor) -> Tensor:
+    def _to_device(self, rows: Tensor, place: Tensor) -> None:
         start = time.perf_counter()
-        device = rows.to(self.device)
+        place.copy_(rows)
         torch.cuda.current_stream(self.device).synchronize()
         self.counters.staging_s += time.perf_counter() - start
-        return device
 
 
 def _backend_for(device: torch.device, group: dist.ProcessGroup | None) -> str:
