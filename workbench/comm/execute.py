@@ -20,7 +20,7 @@ def dispatch(plan: RankPlan | DispatchPlan, transport: TorchTransport, x_bytes: 
     """Encoded tokens [T, B] to the rank's last buffer, uint8 [n, B + metadata]; without hops it is ``x_bytes``.
 
     Counts are exchanged before each hop whose receivers do not know them, and compared with the plan
-    (DispatchMismatch, naming the rank and both).
+    (DispatchMismatch, naming the rank and both). In host memory the buffer holds until the next dispatch over ``plan``.
     """
     mine = _mine(plan, transport)
     buffer = x_bytes

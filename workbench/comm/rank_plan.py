@@ -3,7 +3,7 @@
 n rows of the last buffer, W pairs a row at most, T tokens of the rank.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -29,7 +29,8 @@ class RankRound:
 class RankHop:
     """``sums`` add up combine's rows: in each, buffer rows ``targets`` (all different) add sent rows ``sources``.
 
-    ``padding`` are the places of ``send_rows`` that hold zeros, None where there are none.
+    ``padding`` are the places of ``send_rows`` that hold zeros, None where there are none. ``inbox`` is memory that a
+    transport keeps for what comes in.
     """
 
     send_rows: Tensor
@@ -41,6 +42,7 @@ class RankHop:
     carrier: Carrier
     rounds: tuple[RankRound, ...]
     announced: bool
+    inbox: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
 
     def pick(self, buffer: Tensor) -> Tensor:
         """The rows to hand over, [rows, B]."""

@@ -78,11 +78,16 @@ class TorchTransport:
 
         Without counts all blocks are equal. Raises ValueError when counts and rows do not agree.
         """
-        return self._exchange(rows, send_counts, recv_counts, out=out)
+        received = self._exchange(rows, send_counts, recv_counts, place=None if self._staged else out)
+        return received if out is None or received is out else out.copy_(received)
 
     def carry(self, rows: Tensor, hop: RankHop) -> Tensor:
-        """A hop as it is carried: rows picked for it out, rows grouped by source in."""
-        return self._exchange(rows, hop.send_counts, hop.recv_counts, hop.carrier, hop.rounds)
+        """A hop as it is carried: rows picked for it out, rows grouped by source in.
+
+        In host memory what comes in stays until the same hop is carried again: new pages cost as much as the exchange.
+        """
+        place = self._inbox(hop, "there", hop.recv_counts, rows)
+        return self._exchange(rows, hop.send_counts, hop.recv_counts, hop.carrier, hop.rounds, place=place)
 
     def carry_back(self, rows: Tensor, hop: RankHop) -> Tensor:
         """The same hop backwards: a row for each that came, out; for each that was sent, in.
@@ -91,25 +96,32 @@ class TorchTransport:
         """
         carrier = "all_to_all" if hop.carrier == "all_gather" else hop.carrier
         rounds = tuple(step.reverse for step in reversed(hop.rounds))
-        return self._exchange(rows, hop.recv_counts, hop.send_counts, carrier, rounds)
+        place = self._inbox(hop, "back", hop.send_counts, rows)
+        return self._exchange(rows, hop.recv_counts, hop.send_counts, carrier, rounds, place=place)
+
+    def _inbox(self, hop: RankHop, way: str, counts: list[int], rows: Tensor) -> Tensor | None:
+        """Host memory that the hop keeps for what comes in; None on a GPU, whose allocator keeps it."""
+        if rows.is_cuda and not self._staged:
+            return None
+        key, shape = (way, rows.shape[1]), (sum(counts), rows.shape[1])
+        if key not in hop.inbox or hop.inbox[key].shape != shape:
+            hop.inbox[key] = torch.empty(shape, dtype=torch.uint8)
+        return hop.inbox[key]
 
     def _exchange(
         self, rows: Tensor, send_counts: Sequence[int] | None, recv_counts: Sequence[int] | None,
-        carrier: Carrier = "all_to_all", rounds: Sequence[RankRound] = (), out: Tensor | None = None,
+        carrier: Carrier = "all_to_all", rounds: Sequence[RankRound] = (), *, place: Tensor | None,
     ) -> Tensor:  # fmt: skip
         send_counts, recv_counts = self._splits(rows, send_counts, recv_counts, repeated=carrier == "all_gather")
         self._count(send_counts, rows.shape[1])
         self.counters.messages += self._messages(send_counts, carrier, rounds)
-        received = rows.new_empty(sum(recv_counts), rows.shape[1]) if out is None else out
-        if self.world == 1:
-            return received.copy_(rows)
         source = self._to_host(rows) if self._staged else rows.contiguous()
-        place = torch.empty(received.shape, dtype=torch.uint8) if self._staged else received
-        exchange = carriers.Exchange(place, source, send_counts, recv_counts, self.group, self.rank)
+        received = source.new_empty(sum(recv_counts), rows.shape[1]) if place is None else place
+        if self.world == 1:
+            return received.copy_(source)
+        exchange = carriers.Exchange(received, source, send_counts, recv_counts, self.group, self.rank)
         carriers.carry(exchange, carrier, rounds=rounds, gathers=self.backend == "nccl")
-        if self._staged:
-            self._to_device(place, received)
-        return received
+        return self._to_device(received) if self._staged else received
 
     def barrier(self) -> None:
         """Returns when every rank is here."""
@@ -161,11 +173,12 @@ class TorchTransport:
         self.counters.staging_s += time.perf_counter() - start
         return host
 
-    def _to_device(self, rows: Tensor, place: Tensor) -> None:
+    def _to_device(self, rows: Tensor) -> Tensor:
         start = time.perf_counter()
-        place.copy_(rows)
+        device = rows.to(self.device)
         torch.cuda.current_stream(self.device).synchronize()
         self.counters.staging_s += time.perf_counter() - start
+        return device
 
 
 def _backend_for(device: torch.device, group: dist.ProcessGroup | None) -> str:
