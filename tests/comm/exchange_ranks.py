@@ -149,6 +149,40 @@ def check_n03(rank, world):
     assert torch.equal(transport.exchange_rows(whole), whole)
 
 
+def check_a_missing_peer_ends_in_an_error(rank, world):
+    """Rank 0 waits for the others, who do not come, no longer than the group allows."""
+    for strategy in ("flat_padded", "pairwise", "low_latency", "allgather_reduce_scatter"):
+        cell, _, plan = layer_case(world, strategy=strategy, dtype="bf16")
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        if rank == 0:
+            transport = TorchTransport(group, rank=0, world=world, topology=topology_of(cell), device=DEVICE[0])
+            hop = prepare_rank(plan, rank=0, device=DEVICE[0]).hops[0]
+            rows = torch.zeros(len(hop.send_rows), 64, dtype=torch.uint8, device=DEVICE[0])
+            start = time.monotonic()
+            with pytest.raises(RuntimeError):
+                transport.carry(rows, hop)
+            assert time.monotonic() - start < 10
+        dist.barrier()
+
+
+def check_memory_given_and_kept(rank, world):
+    """``out`` is where rows go; a hop's own memory is its own, whatever else is carried in between."""
+    cell, _, plan = layer_case(world, strategy="flat", dtype="bf16")
+    transport = open_transport(cell, rank, world)
+    rows = torch.full((world, 3), rank, dtype=torch.uint8, device=DEVICE[0])
+    out = torch.empty_like(rows)
+    assert transport.exchange_rows(rows, out=out) is out
+    assert out[:, 0].tolist() == list(range(world))
+    hop = prepare_rank(plan, rank=rank, device=DEVICE[0]).hops[0]
+    sent = torch.full((len(hop.send_rows), 5), rank, dtype=torch.uint8, device=DEVICE[0])
+    first = transport.carry(sent, hop)
+    back = transport.carry_back(first, hop)
+    transport.carry(torch.zeros(len(hop.send_rows), 6, dtype=torch.uint8, device=DEVICE[0]), hop)
+    sources = [peer for peer, count in enumerate(hop.recv_counts) for _ in range(count)]
+    assert first[:, 4].tolist() == sources
+    assert torch.equal(back, sent), "what is carried back is what was sent"
+
+
 def check_replicas_and_none(rank, world):
     cell = make_cell(ranks=world, tokens=12, experts=14, top_k=4, hidden=64, redundant=-14 % world)
     traffic = route_all(cell)
@@ -188,7 +222,9 @@ def checks(world):
              "node_pairs": on_a_transport(check_node_dedup_crosses_once_a_pair)}  # fmt: skip
     if world > 1:
         cases |= {"n01": check_n01, "n03": check_n03, "counts": check_wrong_counts_are_caught,
-                  "corruption": check_corruption_is_caught}  # fmt: skip
+                  "corruption": check_corruption_is_caught, "memory": check_memory_given_and_kept}  # fmt: skip
+    if world == 2 and DEVICE[0].type == "cpu":  # a message of NCCL's fails later, on its stream
+        cases["missing"] = check_a_missing_peer_ends_in_an_error
     for name, variant, dtype, kind in exchange_cases():
         cases[name] = on_a_transport(check_exchange, variant=variant, dtype=dtype, kind=kind)
     return cases
