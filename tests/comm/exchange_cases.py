@@ -170,5 +170,7 @@ def check_node_dedup_crosses_once_a_pair(rank, world, *, transport):
 
 def check_refusals(rank, world, *, transport):
     plan, _ = planned(world, "uniform", "flat")
+    with pytest.raises(ValueError, match=f"{TOKENS + 1} tokens for a plan of {TOKENS}"):
+        dispatch(prepare_rank(plan, rank=rank), transport, torch.zeros(TOKENS + 1, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match="rows for a buffer of"):
         combine(prepare_rank(plan, rank=rank), transport, torch.zeros(plan.num_rows(rank) + 1, HIDDEN), dtype="bf16")

@@ -23,6 +23,8 @@ def dispatch(plan: RankPlan | DispatchPlan, transport: TorchTransport, x_bytes: 
     (DispatchMismatch, naming the rank and both). In host memory the buffer holds until the next dispatch over ``plan``.
     """
     mine = _mine(plan, transport)
+    if mine.hops and x_bytes.shape[0] != mine.hops[0].num_rows:
+        raise ValueError(f"dispatch: {x_bytes.shape[0]} tokens for a plan of {mine.hops[0].num_rows}")
     buffer = x_bytes
     for index, hop in enumerate(mine.hops):
         rows = hop.pick(buffer)

@@ -95,7 +95,7 @@ class TorchTransport:
         What was gathered is not the same for every rank any more, so it goes back as an all-to-all, to be summed.
         """
         carrier = "all_to_all" if hop.carrier == "all_gather" else hop.carrier
-        rounds = tuple(step.reverse for step in reversed(hop.rounds))
+        rounds = tuple(step.reverse for step in hop.rounds)
         place = self._inbox(hop, "back", hop.send_counts, rows)
         return self._exchange(rows, hop.recv_counts, hop.send_counts, carrier, rounds, place=place)
 

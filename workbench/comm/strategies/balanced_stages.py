@@ -24,8 +24,7 @@ def balanced_stages(
     node_of = topology.node_of
     sender = _even_senders(pairs, node_of[owner], topology)
     spread, at_sender, sent = forward(pairs, sender, name="balance", num_ranks=ranks, share=False)
-    leaves = node_of[sender] != node_of[owner]
-    peer = np.where(leaves, topology.rail_peer(sender, node_of[owner]), sender)
+    peer = topology.rail_peer(sender, node_of[owner])
     across, at_peer, _ = forward(
         at_sender, peer, name="scale_out", num_ranks=ranks, share=False, carrier="point_to_point"
     )
