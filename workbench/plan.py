@@ -6,6 +6,7 @@ from typing import Any
 from workbench.spec.base import size_text
 from workbench.spec.block import Reader
 from workbench.spec.errors import Problem, SpecError
+from workbench.spec.found import FoundCluster
 from workbench.spec.raw import leaves
 from workbench.spec.resolve import resolve_cell
 from workbench.spec.scenario import Cell
@@ -30,21 +31,22 @@ def count_is_exact(file: ScenarioFile) -> bool:
     return all(group.count()[1] for group in file.groups)
 
 
-def plan_cells(file: ScenarioFile, *, force: bool = False) -> tuple[Cell, ...]:
+def plan_cells(file: ScenarioFile, *, force: bool = False, found: FoundCluster | None = None) -> tuple[Cell, ...]:
     """The cells of a scenario in file order, each once.
 
-    Raises SpecError with the count when there are more than ``MAX_CELLS`` and ``force`` is false, and with every rule
-    between fields that a cell breaks.
+    ``found``: the cluster that measured cells run on, whose topology holds where the scenario leaves it out. Raises
+    SpecError with the count when there are more than ``MAX_CELLS`` and ``force`` is false, and with every rule between
+    fields that a cell breaks.
     """
     number = count_cells(file)
     if number > MAX_CELLS and not force:
         most = "" if count_is_exact(file) else "at most "
         message = f"{most}{number} cells are more than {MAX_CELLS}; shorten the lists, or confirm with --yes"
         raise SpecError(Problem(file.file, None, "matrix", number, message))
-    return tuple(iterate_cells(file))
+    return tuple(iterate_cells(file, found=found))
 
 
-def iterate_cells(file: ScenarioFile) -> Iterator[Cell]:
+def iterate_cells(file: ScenarioFile, *, found: FoundCluster | None = None) -> Iterator[Cell]:
     """The cells of a scenario one by one, however many; raises at the end when some break a rule."""
     reader = Reader(file.folder)
     problems: dict[str, Problem] = {}
@@ -52,6 +54,8 @@ def iterate_cells(file: ScenarioFile) -> Iterator[Cell]:
     for group in file.groups:
         for raw, assigned in group.points():
             read, faults = reader.read(raw)
+            if read is not None and found is not None:
+                read, faults = reader.read(found.under(raw, read))
             if read is not None:
                 cell, faults = resolve_cell(read, scenario=file.name, group=group.name)
                 if cell is not None and cell.cell_id not in seen:

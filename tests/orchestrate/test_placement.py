@@ -2,7 +2,7 @@
 
 import pytest
 
-from workbench.orchestrate.placement import GangShape, Infeasible, Node, gpu_hint, lay_out, shape_of
+from workbench.orchestrate.placement import GangShape, Infeasible, Layout, Node, gpu_hint, lay_out, seat, shape_of
 
 
 def test_gang_shape_follows_the_measured_ranks(exchange_cells):
@@ -50,3 +50,23 @@ def test_w12_hint_names_the_variable_and_its_value(value, effect):
     assert "unset it" in hint
     assert gpu_hint(shape, {}) == ""
     assert gpu_hint(GangShape(world=1, device="cpu", ranks_per_node=1), {"CUDA_VISIBLE_DEVICES": value}) == ""
+
+
+def test_virtual_nodes_share_hosts_when_no_host_holds_them_all():
+    nodes = [Node(name, {"CPU": 2}) for name in "abc"]
+    layout = lay_out(GangShape(world=6, device="cpu", ranks_per_node=1), nodes, slot="CPU")
+    assert (layout.strategy, layout.bundle_of) == ("PACK", (0, 1, 2, 3, 4, 5))
+    with pytest.raises(Infeasible):  # a node is never torn apart
+        lay_out(GangShape(world=6, device="cpu", ranks_per_node=3), nodes, slot="CPU")
+
+
+def test_ranks_are_seated_node_by_node_in_the_order_of_addresses():
+    layout = Layout("STRICT_SPREAD", ({"CPU": 2.0}, {"CPU": 2.0}, {"CPU": 1.0}), (0, 0, 1, 1, 2))
+    nodes = [("10.0.0.10", "x"), ("10.0.0.10", "x"), ("10.0.0.9", "y"), ("10.0.0.9", "y"), ("10.0.0.1", "z")]
+    assert seat(layout, nodes) == (2, 3, 0, 1, 4)  # the node that is not full comes last
+
+
+def test_virtual_nodes_of_one_host_are_neighbours():
+    layout = Layout("PACK", ({"CPU": 1.0},) * 4, (0, 1, 2, 3))
+    nodes = [("10.0.0.2", "b"), ("10.0.0.1", "a"), ("10.0.0.2", "b"), ("10.0.0.1", "a")]
+    assert seat(layout, nodes) == (1, 3, 0, 2)

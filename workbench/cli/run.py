@@ -16,6 +16,7 @@ from workbench.cli.traces import require_traces
 
 if TYPE_CHECKING:
     from workbench.orchestrate.execute import RunSummary
+    from workbench.spec.found import FoundCluster
     from workbench.spec.scenario import Cell
     from workbench.spec.scenario_file import ScenarioFile
 
@@ -59,7 +60,7 @@ def run(
     if not scenario and resume is None:
         raise ValueError("run: name a scenario file or a suite (moe-workbench scenarios lists them), or --resume RUN")
     files = load_files(scenario or [], engine=engine, overrides=overrides or [])
-    cells = plan_files(files, yes=yes)
+    cells = plan_files(files, yes=yes, found=_found(address) if files else None)
     if detach:
         _detach(files, cells, results=results, address=address, resume=resume, profile=profile, form=form)
         return
@@ -111,15 +112,24 @@ def load_files(scenarios: list[str], *, engine: Engine | None, overrides: list[s
     return [load_scenario(reference, overrides=tuple(given)) for reference in scenarios]
 
 
-def plan_files(files: "list[ScenarioFile]", *, yes: bool) -> "list[Cell]":
-    """Their cells; ValueError for more than 10,000 without ``yes``."""
+def _found(address: str | None) -> "FoundCluster | None":
+    """What the Ray cluster at ``address`` has; ValueError where none answers that fits this process."""
+    if address is None:
+        return None
+    from workbench.orchestrate.join import check_address
+
+    return check_address(address)
+
+
+def plan_files(files: "list[ScenarioFile]", *, yes: bool, found: "FoundCluster | None" = None) -> "list[Cell]":
+    """Their cells, on the cluster that was found; ValueError for more than 10,000 without ``yes``."""
     from workbench.plan import MAX_CELLS, count_cells, plan_cells
 
     count = sum(count_cells(file) for file in files)
     if count > MAX_CELLS and not yes:
         mend = "narrow the matrix, or say --yes to run them all"
         raise ValueError(f"{count:,} cells are more than {MAX_CELLS:,}; {mend}")
-    cells = [cell for file in files for cell in plan_cells(file, force=yes)]
+    cells = [cell for file in files for cell in plan_cells(file, force=yes, found=found)]
     require_traces(cells)
     return cells
 

@@ -36,11 +36,12 @@ def submit(
         raise ValueError("submit: name a scenario file or a suite, or --attach JOB")
     from workbench.orchestrate.submit import follow
     from workbench.orchestrate.submit import submit as start
+    from workbench.spec.found import AsAsked
 
     talk = Console(stderr=True, highlight=False)
     if attach is None:
         files = load_files(scenario or [], engine=None, overrides=overrides or [])
-        cells = plan_files(files, yes=yes)
+        cells = plan_files(files, yes=yes, found=AsAsked())
         arguments = [part for given in overrides or [] for part in ("--set", given)] + (["--yes"] if yes else [])
         texts = [file.text for file in files]
         job_id = start(arguments, scenarios=texts, files=_read_files(cells), address=address)

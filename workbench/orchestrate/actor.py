@@ -19,11 +19,16 @@ TRACE_LINES = 12
 
 @dataclass(frozen=True)
 class RankFacts:
-    """Where a rank runs and what it sees; ``cuda_visible_devices`` is the variable's value, None where unset."""
+    """Where a rank runs and what it sees; ``cuda_visible_devices`` is the variable's value, None where unset.
+
+    ``node`` is Ray's id of its node, and ``address`` the one by which Ray's nodes know that node.
+    """
 
     rank: int
     pid: int
     host: str
+    node: str
+    address: str
     device: str
     cuda_visible_devices: str | None
     num_gpus_seen: int
@@ -51,6 +56,7 @@ class RankActor:
 
     def warm(self) -> RankFacts:
         """Import what cells need and say where this rank is."""
+        import ray
         import torch
 
         import workbench.run.measured  # noqa: F401 - imported here so that no cell pays for it
@@ -60,6 +66,8 @@ class RankActor:
             rank=self._rank,
             pid=os.getpid(),
             host=socket.gethostname(),
+            node=ray.get_runtime_context().get_node_id(),
+            address=ray.util.get_node_ip_address(),
             device=self._device,
             cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
             num_gpus_seen=torch.cuda.device_count(),
@@ -76,20 +84,27 @@ class RankActor:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def open(self, world: int, ranks_per_node: int, init_method: str, timeout_s: float) -> None:
-        """Join the process group of the gang, leaving an earlier one."""
+    def open(
+        self, rank: int, world: int, ranks_per_node: int, init_method: str, timeout_s: float, *, address: str | None
+    ) -> None:
+        """Join the process group of the gang as ``rank``, leaving an earlier one.
+
+        ``address``: that of this node, whose network interface gloo then uses.
+        """
         from workbench.run.context import close_context, open_context
 
         if self._context is not None:
             close_context(self._context)
             self._context = None
+        self._rank = rank
         self._context = open_context(
-            rank=self._rank,
+            rank=rank,
             world=world,
             device_type=self._device,
             init_method=init_method,
             timeout_s=timeout_s,
             ranks_per_node=ranks_per_node,
+            address=address,
         )
 
     def run(self, task: Task, cell: Cell) -> Any:

@@ -5,7 +5,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -14,7 +14,17 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workbench.orchestrate.actor import RankActor, RankFacts, RankFailure, Task
-from workbench.orchestrate.placement import GangShape, Infeasible, Layout, Node, asked, existing, gpu_hint, lay_out
+from workbench.orchestrate.placement import (
+    GangShape,
+    Infeasible,
+    Layout,
+    Node,
+    asked,
+    existing,
+    gpu_hint,
+    lay_out,
+    seat,
+)
 from workbench.orchestrate.session import Session
 from workbench.orchestrate.stopping import Stopped
 from workbench.spec.scenario import Cell
@@ -66,7 +76,10 @@ def await_gang(gang: Gang, *, should_stop: Callable[[], bool] = never) -> Gang:
     Raises Infeasible when the cluster stays too full for 25 s, GangLost when ranks do not come up, Stopped.
     """
     _await_place(gang, should_stop)
-    gang.facts = tuple(_collect(gang, gang.warming, "starting", START_S, should_stop))
+    facts = _collect(gang, gang.warming, "starting", START_S, should_stop)
+    order = seat(gang.layout, [(fact.address, fact.node) for fact in facts])
+    gang.actors = tuple(gang.actors[process] for process in order)
+    gang.facts = tuple(replace(facts[process], rank=rank) for rank, process in enumerate(order))
     gang.warming = []
     blind = [fact for fact in gang.facts if gang.shape.device == "cuda" and fact.num_gpus_seen == 0]
     if blind:
@@ -82,8 +95,15 @@ def reopen_gang(gang: Gang, *, should_stop: Callable[[], bool] = never) -> None:
     first = gang.actors[0].rendezvous.remote(gang.session.is_local, gang.session.temp_dir, secrets.token_hex(4))
     (init_method,) = _collect(gang, [first], "choosing a meeting point", START_S, should_stop)
     opening = [
-        actor.open.remote(gang.shape.world, gang.shape.ranks_per_node, init_method, GROUP_TIMEOUT_S)
-        for actor in gang.actors
+        actor.open.remote(
+            fact.rank,
+            gang.shape.world,
+            gang.shape.ranks_per_node,
+            init_method,
+            GROUP_TIMEOUT_S,
+            address=None if gang.session.is_local else fact.address,
+        )
+        for actor, fact in zip(gang.actors, gang.facts, strict=True)
     ]
     _collect(gang, opening, "forming the process group", START_S, should_stop)
 

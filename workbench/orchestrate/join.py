@@ -1,14 +1,17 @@
 """Joining a Ray cluster: whether it answers, in which versions, and what to do when it does not fit."""
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 
+from workbench.spec.found import FoundCluster
+
 ANSWER_S = 12.0
 _PROBE = """
-import sys, ray
+import json, sys, ray
 try:
     ray.init(address=sys.argv[1], log_to_driver=False, logging_level="critical", configure_logging=True)
 except BaseException as error:
@@ -16,6 +19,7 @@ except BaseException as error:
         error = error.__cause__
     print(f"{type(error).__name__}: {error}")
     sys.exit(3)
+print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]))
 """
 _VERSIONS = re.compile(r"Ray:\s*(\S+)\s+Python:\s*(\S+)")
 
@@ -24,8 +28,10 @@ class SessionError(ValueError):
     """Ray could not be started or joined; the text is one line for the user."""
 
 
-def check_address(address: str) -> None:
-    """Raise SessionError within 15 s when no Ray cluster that fits this process answers at ``host:port``.
+def check_address(address: str) -> FoundCluster:
+    """What the Ray cluster at ``host:port`` has.
+
+    Raises SessionError within 15 s when none that fits this process answers.
 
     Ray's own connection waits two minutes for a silent address and then ends the process, so a child process with
     a time limit asks first.
@@ -40,6 +46,12 @@ def check_address(address: str) -> None:
         raise SessionError(f"--address {address}: {reason}") from None
     if probe.returncode:
         raise SessionError(explain_join(address, probe.stdout.strip() or probe.stderr.strip()))
+    nodes = json.loads(probe.stdout.splitlines()[-1])
+    return FoundCluster(cpu=_amounts(nodes, "CPU"), cuda=_amounts(nodes, "GPU"))
+
+
+def _amounts(nodes: list[dict[str, float]], resource: str) -> tuple[int, ...]:
+    return tuple(int(node[resource]) for node in nodes if node.get(resource, 0) >= 1)
 
 
 def explain_join(address: str, text: str) -> str:

@@ -1,8 +1,10 @@
 """What a gang asks of a cluster, whether the cluster has it, and the words for when it has not."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from workbench.spec.scenario import Cell
 
@@ -36,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Layout:
-    """Bundles of a placement group: ``bundle_of[r]`` holds rank r."""
+    """Bundles of a placement group: ``bundle_of[p]`` holds process p. Which rank a process is, its node decides."""
 
     strategy: str
     bundles: tuple[dict[str, float], ...]
@@ -55,20 +57,37 @@ def shape_of(cell: Cell) -> GangShape:
 
 
 def lay_out(shape: GangShape, nodes: Sequence[Node], *, slot: str) -> Layout:
-    """Bundles for ``shape``: one a node when the cluster has that many nodes, else all on one, its nodes virtual.
+    """Bundles for ``shape``: one a node when the cluster has that many nodes, else virtual nodes.
 
-    ``slot`` is the resource of a CPU rank. Raises Infeasible when no choice of the living nodes can ever hold it.
+    Those stand all on one host, or else whole on as few as hold them. ``slot`` is the resource of a CPU rank. Raises
+    Infeasible when no choice of the living nodes can ever hold the gang.
     """
     resource = "GPU" if shape.device == "cuda" else slot
     amounts = sorted((node.resources.get(resource, 0.0) for node in nodes), reverse=True)
     spread = shape.num_nodes > 1 and len(nodes) >= shape.num_nodes
+    bundle_of = tuple(rank // shape.ranks_per_node for rank in range(shape.world))
+    bundles = tuple({resource: float(bundle_of.count(index))} for index in range(shape.num_nodes))
     if spread and amounts[shape.num_nodes - 1] >= shape.ranks_per_node:
-        bundle_of = tuple(rank // shape.ranks_per_node for rank in range(shape.world))
-        sizes = [bundle_of.count(index) for index in range(shape.num_nodes)]
-        return Layout("STRICT_SPREAD", tuple({resource: float(size)} for size in sizes), bundle_of)
+        return Layout("STRICT_SPREAD", bundles, bundle_of)
     if amounts and amounts[0] >= shape.world:
         return Layout("STRICT_PACK", ({resource: float(shape.world)},), (0,) * shape.world)
+    if shape.num_nodes > 1 and sum(amount // shape.ranks_per_node for amount in amounts) >= shape.num_nodes:
+        return Layout("PACK", bundles, bundle_of)
     raise Infeasible(f"{asked(shape, resource)}; {existing(nodes, resource)}{gpu_hint(shape, os.environ)}")
+
+
+def seat(layout: Layout, nodes: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    """The processes of a gang in the order of their ranks: node by node, by address, a node that is not full last.
+
+    ``nodes`` says for each process the address and the id of the node it runs on.
+    """
+    sizes = Counter(layout.bundle_of)
+
+    def place(process: int) -> tuple[int, tuple[int, ...], str, int, int]:
+        bundle, (address, node) = layout.bundle_of[process], nodes[process]
+        return -sizes[bundle], tuple(ip_address(address).packed), node, bundle, process
+
+    return tuple(sorted(range(len(nodes)), key=place))
 
 
 def asked(shape: GangShape, resource: str) -> str:

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -86,12 +87,17 @@ def open_context(
     ranks_per_node: int,
     init_method: str | None = None,
     timeout_s: float = 60.0,
+    address: str | None = None,
 ) -> RankContext:
     """Join the gang: gloo carries CPU tensors (and the ranks' agreements), NCCL the GPU's.
 
-    Raises RuntimeError when the group does not come together within ``timeout_s``.
+    ``address`` is one of this host that the other hosts reach; gloo then uses the network interface that has it, unless
+    GLOO_SOCKET_IFNAME names another. Raises RuntimeError when the group does not come together within ``timeout_s``.
     """
     device = _claim_device(device_type)
+    interface = interface_of(address) if address is not None else None
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if world > 1:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
@@ -103,6 +109,17 @@ def open_context(
     group = dist.group.WORLD if world > 1 else None
     transport = TorchTransport(group=group, rank=rank, world=world, topology=topology, device=device)
     return RankContext(rank=rank, world=world, device=device, transport=transport, hardware_name=_hardware_name(device))
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface of this host that has ``address``; None where none has.
+
+    Left alone gloo takes the one that the host's name leads to, on many hosts the loopback.
+    """
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return name
+    return None
 
 
 def _claim_device(device_type: str) -> torch.device:
