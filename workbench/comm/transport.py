@@ -120,7 +120,7 @@ class TorchTransport:
         if self.world == 1:
             return received.copy_(source)
         exchange = carriers.Exchange(received, source, send_counts, recv_counts, self.group, self.rank)
-        carriers.carry(exchange, carrier, rounds=rounds, gathers=self.backend == "nccl")
+        carriers.carry(exchange, carrier, rounds=rounds, collective=self.backend == "nccl")
         return self._to_device(received) if self._staged else received
 
     def barrier(self) -> None:
