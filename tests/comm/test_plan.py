@@ -11,7 +11,7 @@ from workbench.balance.placement import expert_map_of
 from workbench.comm.oracle import expected_buffer, misdelivered, origins
 from workbench.comm.plan import byte_counts
 from workbench.comm.rank_plan import metadata_rows
-from workbench.comm.strategies import STRATEGIES, all_to_all_plan, make_plan
+from workbench.comm.strategies import STRATEGIES, make_plan
 from workbench.comm.topology import Topology, topology_of
 from workbench.spec.dispatch import Dispatch
 from workbench.workload.traffic import route_all
@@ -165,16 +165,6 @@ def test_none_keeps_every_token_and_every_pair():
     alone, weights = routed(1, 9, 3, 4)
     plan = planned("none", alone, weights, 4, Topology(1, 1))
     assert misdelivered(plan, alone, weights) == []
-
-
-def test_bare_exchange_sends_equal_blocks():
-    cell = make_cell(ranks=4, scope={"kind": "all_to_all", "bytes_per_rank": 4096})
-    plan, block = all_to_all_plan(cell)
-    assert block == 1024
-    ((_, sent, messages),) = plan.traffic(block)
-    assert (sent == 1024).all()
-    assert messages.sum() == 12
-    assert plan.carried is None
 
 
 def test_topology_of_a_cell():

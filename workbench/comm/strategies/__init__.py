@@ -1,7 +1,6 @@
 """Strategies by name. Each turns slots int32 [R, T, K] (-1 = dropped) and weights float32 [R, T, K] into a plan."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 from typing import Any
@@ -88,14 +87,3 @@ def metadata_width(strategy: str, top_k: int) -> int:
     call = {"slots_per_rank": 1, "topology": Topology(1, 1), "tokens_R": (1,)}
     carried = STRATEGIES[strategy](nothing, np.zeros(nothing.shape, np.float32), **call).carried
     return carried.width if carried else 0
-
-
-def all_to_all_plan(cell: Cell) -> tuple[DispatchPlan, int]:
-    """The bare exchange of ``scope: all_to_all``: an equal block to every rank, and the bytes of a block.
-
-    A rank sends R rows of ceil(bytes_per_rank / R) bytes, its own among them; no metadata rides along.
-    """
-    ranks = cell.ep
-    slots = np.tile(np.arange(ranks, dtype=np.int32)[None, :, None], (ranks, 1, 1))
-    plan = build_plan(cell, slots, np.ones(slots.shape, np.float32), slots_per_rank=1, tokens_R=(ranks,) * ranks)
-    return replace(plan, carried=None), -(-cell.scope.bytes_per_rank // ranks)
