@@ -2,9 +2,11 @@
 
 Each host has its own network, mounts, host name and process ids; the machine's files and cores are shared. Host h has
 the address 10.77.0.1h on ``eth0``, whose veth ends at a bridge in a namespace of its own. Both ends of that veth are
-shaped (token bucket): leaving the host, and coming to it, so that traffic into one host queues as at a switch. The
-queues hold everything that the sockets' windows let fly (64 MB, windows of 512 KB), so nothing is dropped, as in
-a lossless fabric. The address of a host reaches itself over ``lo``, unshaped.
+shaped: leaving the host, and coming to it, so that traffic into one host queues as at a switch. At either end each
+other host has a queue of its own and they take turns, as in a switch with virtual output queues; with one queue for
+all, traffic to a busy host holds up that to an idle one, and what is measured is the queue. Queues hold all that the
+windows of the sockets let fly (64 MB, windows of at most 1 MB), so nothing is dropped, as in a lossless fabric. A host
+reaches itself over ``lo``, unshaped.
 
 Everything is held by processes whose parent-death signal is KILL: when the process that made the hosts ends, however
 it ends, the kernel takes their process ids, and with these their networks and mounts, away. Nothing has a name in the
@@ -29,6 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PORT = 6379
 QUEUE_BYTES = 64 * 2**20
 WINDOW_BYTES = 2**20
+BURST_BYTES = 2**17
+QUANTUM_BYTES = 70_000
+"""A turn of a queue: above the largest packet that TCP hands over whole, so that turns are equal in bytes."""
 GOODPUT = 1448 / 1514
 """Payload of a full frame: 1514 bytes on the shaped link carry 1448 of a TCP stream (headers and a timestamp)."""
 RAY_TMP = "/tmp/ray"
@@ -84,7 +89,7 @@ def why_not() -> str | None:
         return "needs root to make network namespaces"
     if shutil.which("ip") is None or shutil.which("tc") is None:
         return "needs iproute2 (ip, tc)"
-    script = "ip link add va type veth peer name vb && tc qdisc add dev va root tbf rate 1mbit burst 8kb limit 8kb"
+    script = "ip link add va type veth peer name vb && ip link set va up"
     done = subprocess.run(
         ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "bash", "-c", script],
         capture_output=True, text=True, timeout=30, check=False,
@@ -187,8 +192,9 @@ class Hosts:
         """Shapes every link anew."""
         self.rate_mbit = rate_mbit
         for number, host in enumerate(self._hosts):
-            self._shape(host, "eth0")
-            self._shape(self._switch, f"p{number}")
+            peers = [peer for peer in range(self.num_hosts) if peer != number]
+            self._shape(host, "eth0", match="dst", peers=peers)
+            self._shape(self._switch, f"p{number}", match="src", peers=peers)
 
     def drops(self) -> int:
         """Packets that the shaped queues have dropped since they were made."""
@@ -236,14 +242,27 @@ class Hosts:
         children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text()
         return Space(keeper, int(children))
 
-    def _shape(self, space: Space, device: str) -> None:
+    def _shape(self, space: Space, device: str, *, match: str, peers: Sequence[int]) -> None:
+        """A queue for each peer, their turns equal; together they have the rate of the link."""
+        subprocess.run([*space.enter(whole=False), "tc", "qdisc", "del", "dev", device, "root"],
+                       stderr=subprocess.DEVNULL, check=False)  # fmt: skip
         if self.rate_mbit is None:
-            subprocess.run([*space.enter(whole=False), "tc", "qdisc", "del", "dev", device, "root"], check=False)
             return
-        bucket = ["burst", "128kb", "limit", str(QUEUE_BYTES)]
-        _inside(
-            space, "tc", "qdisc", "replace", "dev", device, "root", "tbf", "rate", f"{self.rate_mbit:g}mbit", *bucket
-        )
+        rate, share = f"{self.rate_mbit:g}mbit", f"{self.rate_mbit / len(peers):g}mbit"
+        burst = f"burst {BURST_BYTES} cburst {BURST_BYTES}"
+        lines = [
+            f"qdisc add dev {device} root handle 1: htb default {10 + peers[0]}",
+            f"class add dev {device} parent 1: classid 1:1 htb rate {rate} ceil {rate} {burst}",
+        ]
+        for peer in peers:
+            leaf = f"1:{10 + peer}"
+            turn = f"htb rate {share} ceil {rate} {burst} quantum {QUANTUM_BYTES}"
+            lines += [
+                f"class add dev {device} parent 1:1 classid {leaf} {turn}",
+                f"qdisc add dev {device} parent {leaf} bfifo limit {QUEUE_BYTES}",
+                f"filter add dev {device} parent 1: protocol ip u32 match ip {match} {self.ip(peer)} flowid {leaf}",
+            ]
+        _inside(space, "tc", "-batch", "-", given="\n".join(lines))
 
     def _on_switch(self, *argv: str) -> None:
         _inside(self._switch, *argv)
@@ -268,9 +287,9 @@ class Hosts:
         return self.folder / f"ray-h{host}.log"
 
 
-def _inside(space: Space, *argv: str, whole: bool = False) -> str:
+def _inside(space: Space, *argv: str, whole: bool = False, given: str | None = None) -> str:
     done = subprocess.run(
-        [*space.enter(whole=whole), *argv], capture_output=True, text=True, timeout=30, check=False
+        [*space.enter(whole=whole), *argv], input=given, capture_output=True, text=True, timeout=30, check=False
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)}: {done.stderr.strip()}")
