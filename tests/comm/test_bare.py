@@ -107,7 +107,7 @@ def test_low_latency_sends_tokens_and_its_buffers_have_an_end():
     plan, row_bytes = bare_plan(bare(2**20, strategy="low_latency"))
     assert row_bytes == 2**14
     assert plan.hops[0].messages().sum() == 4 * 48
-    with pytest.raises(Unsupported, match="511 tokens a rank, and scope.bytes_per_rank 16777216 is 1024 of 16384"):
+    with pytest.raises(Unsupported, match=r"511 tokens a rank, and scope\.bytes_per_rank 16777216 is 1024 of 16384"):
         bare_plan(bare(2**24, strategy="low_latency"))
 
 

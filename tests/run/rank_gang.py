@@ -3,15 +3,18 @@
 import multiprocessing
 import socket
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from kernels.backward.products import wgrad
 from workbench.comm import gradients
 from workbench.comm.execute import combine, dispatch
 from workbench.comm.gradients import by_choice, combine_backward, dispatch_backward
-from workbench.run import exchange, measured_layer, prepare, train_part
+from workbench.comm.transport import TorchTransport
+from workbench.run import bare_exchange, exchange, measured_layer, prepare, train_part
 from workbench.run.context import RankContext, close_context, open_context
 from workbench.run.measured import run_rank
 from workbench.spec.cluster import Cluster, Hardware, ScaleOut, ScaleUp
@@ -108,6 +111,44 @@ def corrupt_choices(values, choices, *, top_k):
     return by_choice(values, choices, top_k=top_k).roll(1, dims=1)
 
 
+def other_routing(cell, **options):
+    """Rank 2 draws other experts for one token."""
+    traffic = _route_all(cell, **options)
+    if dist.get_rank() != 2:
+        return traffic
+    ids = traffic.ids.copy()
+    ids[3, 5] = (ids[3, 5] + 1) % cell.model.num_experts
+    return replace(traffic, ids=ids)
+
+
+def other_plan(cell):
+    """Rank 1 plans for another seed."""
+    seed = int(dist.get_rank() == 1)
+    return _bare_plan(cell.model_copy(update={"workload": cell.workload.model_copy(update={"seed": seed})}))
+
+
+def corrupt_carry(transport, rows, hop):
+    """One byte of what rank 2 receives is changed."""
+    received = _carry(transport, rows, hop)
+    if transport.rank == 2:
+        received[-1, -1] += 1
+    return received
+
+
+def false_count(transport, send_counts, row_bytes):
+    """Rank 3 counts a row less than it sends to the next rank."""
+    counts = list(send_counts)
+    if transport.rank == 3 and counts[0]:
+        counts[0] -= 1
+    _count(transport, counts, row_bytes)
+
+
+def wrong_counts(transport, send_counts):
+    """Every rank hears of one row more than comes from rank 0."""
+    counts = _exchange_counts(transport, send_counts)
+    return [counts[0] + 1, *counts[1:]]
+
+
 def corrupt_wgrad(*arguments, **options):
     """Half the gradient rows of the last slot are lost."""
     grads = wgrad(*arguments, **options)
@@ -115,12 +156,18 @@ def corrupt_wgrad(*arguments, **options):
     return grads
 
 
-_prepare_layer = prepare.prepare_layer
+_prepare_layer, _route_all, _bare_plan = prepare.prepare_layer, prepare.route_all, bare_exchange.bare_plan
+_carry, _count, _exchange_counts = TorchTransport.carry, TorchTransport._count, TorchTransport.exchange_counts
 FAULTS = {
     None: (exchange, "combine", combine),
     "combine": (exchange, "combine", corrupt_combine),
     "dispatch": (exchange, "dispatch", corrupt_dispatch),
     "prepare": (measured_layer, "prepare_layer", failing_prepare),
+    "routing": (prepare, "route_all", other_routing),
+    "plan": (bare_exchange, "bare_plan", other_plan),
+    "carry": (TorchTransport, "carry", corrupt_carry),
+    "count": (TorchTransport, "_count", false_count),
+    "counts": (TorchTransport, "exchange_counts", wrong_counts),
     "combine.backward": (gradients, "combine_backward", corrupt_combine_backward),
     "dispatch.backward": (gradients, "dispatch_backward", corrupt_dispatch_backward),
     "choices": (train_part, "by_choice", corrupt_choices),

@@ -30,7 +30,10 @@ def test_columns_come_from_the_cell():
 def test_a_cell_without_a_model():
     fields = base_record_fields(make_cell(None, scope={"kind": "all_to_all", "bytes_per_rank": "1MiB"}))
     assert fields["bytes_per_rank"] == 2**20
-    assert fields["model"] is fields["router"] is fields["skew"] is fields["tokens_per_rank"] is None
+    assert fields["model"] is fields["router"] is fields["tokens_per_rank"] is None
+    assert fields["skew"] == "uniform"
+    gemm = base_record_fields(make_cell(None, scope={"kind": "quantize", "rows": 4, "columns": 8}))
+    assert gemm["skew"] is None
 
 
 def test_short_texts():

@@ -12,7 +12,7 @@ def base_record_fields(cell: Cell) -> dict[str, Any]:
     """Every column of Record that the cell alone decides, by column name.
 
     ``engine`` is the cell's; ``method``, ``status`` and every figure are left to the engine. A cell without a
-    model (the microbenchmark scopes) has None for model, router and skew.
+    model (the microbenchmark scopes) has None for model and router, and for skew unless it is a bare exchange.
     """
     return _identity(cell) | _machine(cell) | _traffic(cell) | _dispatch(cell)
 
@@ -48,11 +48,12 @@ def _machine(cell: Cell) -> dict[str, Any]:
 
 def _traffic(cell: Cell) -> dict[str, Any]:
     has_model = cell.model is not None
+    skewed = has_model or isinstance(cell.scope, AllToAllScope)
     return {
         "phase": cell.workload.phase,
         "tokens_per_rank": cell.workload.tokens_per_rank if has_model else None,
         "router": router_kind(cell),
-        "skew": short_text(cell.workload.skew) if has_model else None,
+        "skew": short_text(cell.workload.skew) if skewed else None,
         "data": short_text(cell.workload.data),
         "precision": cell.precision.name,
         "scale_rule": cell.precision.scale_rule,

@@ -1,7 +1,7 @@
 """A rank's layer measured: prepared, sampled, checked, then taken apart stage by stage."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,12 @@ from workbench.comm.transport import Counters
 from workbench.measure.cache import cache_flusher
 from workbench.measure.clock import Clock
 from workbench.measure.environment import sm_clock_mhz
+from workbench.run.agreement import require_same_routing, routing_digest
 from workbench.run.check import check_layer
+from workbench.run.clocks import other_clocks
 from workbench.run.context import RankContext
 from workbench.run.graph import capture
+from workbench.run.legs import LINKS, Passage, layer_passages, physical_bytes, require_planned, time_legs
 from workbench.run.overlapped_layer import layer_run
 from workbench.run.peer import Peer, find_peer, with_peer
 from workbench.run.prepare import Prepared, backend_of, prepare_layer, recipe_of
@@ -31,6 +34,7 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
     """Latency samples first, undisturbed; the check reads their last output; stages come from passes of their own."""
     peer = find_peer(cell, context.device)
     prepared, peer_fields = context.agreed(lambda: _prepare(cell, context, peer))
+    require_agreement(prepared, context)
     run = layer_run(cell, prepared.layer)
     context.synchronize()
     prepare_us = (time.monotonic() - started) * 1e6
@@ -42,7 +46,9 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
     samples = sampler.sample(step or run)
     measured_clock = (context.gpu_index is not None and sm_clock_mhz(context.gpu_index)) or None
     result = context.agreed(lambda: check_layer(cell, prepared, run))
-    stages, counters = stage_medians(run, sampler, clock, passes=stage_passes(samples.times_us, cell))
+    passes = stage_passes(samples.times_us, cell)
+    stages, counters = stage_medians(run, sampler, clock, passes=passes)
+    wire = wire_fields(counters, layer_passages(cell, prepared), sampler, passes=passes)
     return RankReport(
         rank=prepared.group_rank,
         samples_us=samples.times_us,
@@ -54,7 +60,8 @@ def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         timer=clock.timer,
         graph=step is not None,
         clock_mhz=measured_clock,
-        **wire_fields(counters),
+        **wire,
+        **other_clocks(step or run, sampler),
         **work_fields(cell, prepared, context),
         **peer_fields,
         trace=trace_of(context, run.traced_stages),
@@ -69,6 +76,12 @@ def _prepare(cell: Cell, context: RankContext, peer: Peer | None) -> tuple[Prepa
     prepared, converted_us = with_peer(prepared, peer)
     flags = (f"conversion_ms={converted_us / 1e3:.3g}",)
     return prepared, {"math_path": peer.math_path, "kernel_version": peer.version, "flags": flags}
+
+
+def require_agreement(prepared: Prepared, context: RankContext) -> None:
+    """Raises DispatchMismatch on ranks that route differently from most, PeerFailed on the others."""
+    digest = routing_digest(prepared.traffic, prepared.expert_map)
+    context.agreed(lambda: require_same_routing(context, digest))
 
 
 def stage_passes(times_us: tuple[float, ...], cell: Cell) -> int:
@@ -93,15 +106,22 @@ def stage_medians(
     return tuple(zip(names, medians.tolist(), strict=True)), transport.reset()
 
 
-def wire_fields(counters: Counters) -> dict[str, Any]:
+def wire_fields(
+    counters: Counters, passages: Sequence[Passage], sampler: Sampler, *, passes: int = 1
+) -> dict[str, Any]:
+    """What ``counters`` hold of one pass, which must be what ``passages`` say (DispatchMismatch), and every leg's time.
+
+    All ranks must call it.
+    """
+    context = sampler.context
+    context.agreed(lambda: require_planned(counters, passages, rank=context.rank))
+    passes = int(context.gather([passes]).min())
     return {
         "count_exchange_us": counters.count_exchange_s * 1e6,
         "staging_us": counters.staging_s * 1e6,
-        "wire": {
-            "self": counters.self_bytes,
-            "scale_up": counters.scale_up_bytes,
-            "scale_out": counters.scale_out_bytes,
-        },
+        "wire": {link: getattr(counters, f"{link}_bytes") for link in LINKS},
+        "physical_bytes": physical_bytes(passages, rank=context.rank),
+        "legs": time_legs(passages, context, sampler.clock, passes=passes),
     }
 
 

@@ -17,97 +17,84 @@ from kernels.moe import math_path
 from workbench.measure.cache import cache_flusher
 from workbench.measure.clock import Clock
 from workbench.measure.gate import Deviation, deviation, error_limit
+from workbench.run.agreement import plan_digest, require_same_routing
+from workbench.run.bare_exchange import prepare_bare
 from workbench.run.check import CheckFailed
+from workbench.run.clocks import other_clocks
 from workbench.run.context import RankContext
+from workbench.run.exchange import Stage
 from workbench.run.graph import capture
+from workbench.run.legs import Passage
+from workbench.run.measured_layer import stage_medians, stage_passes, wire_fields
 from workbench.run.prepare import backend_of, recipe_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
 from workbench.run.trace import trace_of
 from workbench.spec.errors import Unsupported
-from workbench.spec.scenario import AllToAllScope, Cell, GroupedGemmScope, QuantizeScope
+from workbench.spec.scenario import Cell, GroupedGemmScope, QuantizeScope
 
 MAX_CHECKED_ROWS = 256
 
 
 @dataclass(frozen=True)
 class Micro:
-    """A step, the check of its last result, and what it moves; ``check`` raises CheckFailed."""
+    """A step and its stages, the check of its last result, and what it moves; ``check`` raises CheckFailed."""
 
-    step: Callable[[], None]
+    steps: tuple[Stage, ...]
     check: Callable[[], Deviation | None]
-    stage: str
     fields: dict[str, Any]
+    passages: tuple[Passage, ...] = ()
+
+    def __call__(self) -> None:
+        for _, step in self.steps:
+            step()
+
+    def stages(self) -> list[Stage]:
+        """The steps by name, for a clock."""
+        return list(self.steps)
 
 
 def measure_micro(cell: Cell, context: RankContext, *, clock: Clock, started: float) -> RankReport:
     """This rank's part of a microbenchmark cell."""
     micro = context.agreed(lambda: _BUILDERS[cell.scope.kind](cell, context))
+    for passage in micro.passages:
+        digest = plan_digest(passage.plan)
+        context.agreed(lambda digest=digest: require_same_routing(context, digest))
     context.synchronize()
     prepare_us = (time.monotonic() - started) * 1e6
     context.start_peak_memory()
     flush = cache_flusher(context.device, mode=cell.measure.cache, sharers=context.world)
     sampler = Sampler(context, clock, flush, cell.measure)
-    first_call_us = sampler.timed(micro.step)
-    graphed = capture(micro.step, context) if cell.measure.graph else None
-    context.transport.reset()
-    samples = sampler.sample(graphed or micro.step)
-    context.transport.reset()
-    last_us = sampler.timed(micro.step)
-    counters = context.transport.reset()
-    result = micro.check()
+    first_call_us = sampler.timed(micro)
+    graphed = capture(micro, context) if cell.measure.graph else None
+    samples = sampler.sample(graphed or micro)
+    result = context.agreed(micro.check)
+    passes = stage_passes(samples.times_us, cell)
+    stages, counters = stage_medians(micro, sampler, clock, passes=passes)
+    wire = wire_fields(counters, micro.passages, sampler, passes=passes)
     return RankReport(
         rank=context.rank,
         samples_us=samples.times_us,
         first_call_us=first_call_us,
         prepare_us=prepare_us,
-        stages=((micro.stage, last_us),),
-        staging_us=counters.staging_s * 1e6,
-        wire={
-            "self": counters.self_bytes,
-            "scale_up": counters.scale_up_bytes,
-            "scale_out": counters.scale_out_bytes,
-        },
+        stages=stages,
         rel_error=result.rel_error if result else None,
         sqnr_db=result.sqnr_db if result else None,
         timer=clock.timer,
         graph=graphed is not None,
         peak_memory_bytes=context.peak_memory_bytes(),
         hardware_name=context.hardware_name,
-        trace=trace_of(context, lambda: [(micro.stage, micro.step)]),
+        **wire,
+        **other_clocks(graphed or micro, sampler),
+        trace=trace_of(context, micro.stages),
         **micro.fields,
     )
 
 
-def _random_bytes(rank: int, shape: tuple[int, int], *, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 65_537 + rank)
-    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-
-
 def _all_to_all(cell: Cell, context: RankContext) -> Micro:
-    """Equal blocks to every rank, cut down to a whole number of bytes a block."""
-    scope = cell.scope
-    assert isinstance(scope, AllToAllScope)
-    if cell.dispatch.strategy != "flat":
-        raise Unsupported(f"dispatch.strategy: {cell.dispatch.strategy} has no bare exchange; known: flat")
-    world, seed = context.world, cell.workload.seed
-    block = scope.bytes_per_rank // world
-    if not block:
-        raise Unsupported(f"scope.bytes_per_rank: {scope.bytes_per_rank} bytes give {world} ranks less than one each")
-    sent = _random_bytes(context.rank, (world, block), seed=seed).to(context.device)
-    received = sent
-
-    def step() -> None:
-        nonlocal received
-        received = context.transport.exchange_rows(sent)
-
-    def check() -> None:
-        expected = torch.stack([_random_bytes(peer, (world, block), seed=seed)[context.rank] for peer in range(world)])
-        wrong = (received.cpu() != expected).any(dim=1).nonzero()
-        if wrong.numel():
-            raise CheckFailed(f"the block of rank {int(wrong[0])} arrived wrong")
-
-    return Micro(step, check, "dispatch", {"activation_bytes": block * world})
+    """The bare exchange, every byte that arrives checked."""
+    bare = prepare_bare(cell, context)
+    return Micro(tuple(bare.stages()), bare.check, bare.fields, (bare.passage,))
 
 
 def _grouped_gemm(cell: Cell, context: RankContext) -> Micro:
@@ -147,7 +134,7 @@ def _grouped_gemm(cell: Cell, context: RankContext) -> Micro:
         "touched_experts": touched,
         "math_path": path,
     }
-    return Micro(step, check, "gemm1", fields)
+    return Micro((("gemm1", step),), check, fields)
 
 
 def _quantize(cell: Cell, context: RankContext) -> Micro:
@@ -168,7 +155,7 @@ def _quantize(cell: Cell, context: RankContext) -> Micro:
     def check() -> Deviation:
         return _within(entry.decode(encoded), rows, error_limit(weights=entry.tolerance, activations=0), "encoding")
 
-    return Micro(step, check, "quantise", {"activation_bytes": rows.nbytes + encoded.nbytes})
+    return Micro((("quantise", step),), check, {"activation_bytes": rows.nbytes + encoded.nbytes})
 
 
 def _within(actual: Tensor, expected: Tensor, limit: float, what: str) -> Deviation:

@@ -10,9 +10,11 @@ from workbench.measure.cache import cache_flusher
 from workbench.measure.clock import Clock
 from workbench.measure.environment import sm_clock_mhz
 from workbench.run.check import check_layer
+from workbench.run.clocks import other_clocks
 from workbench.run.context import RankContext
 from workbench.run.graph import capture
-from workbench.run.measured_layer import pairs_per_expert, stage_medians, stage_passes, wire_fields
+from workbench.run.legs import layer_passages
+from workbench.run.measured_layer import pairs_per_expert, require_agreement, stage_medians, stage_passes, wire_fields
 from workbench.run.prepare import Prepared, backend_of, recipe_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
@@ -30,6 +32,7 @@ FLOPS_PER_PAIR = 18
 def measure_train(cell: Cell, context: RankContext, *, clock: Clock, started: float) -> RankReport:
     """As ``measure_layer``, for forward and backward together; ``grad_rel_error`` is that of the last sampled step."""
     prepared, step = context.agreed(lambda: prepare_train(cell, context))
+    require_agreement(prepared, context)
     run = TrainRun(with_choices(prepared, step))
     context.synchronize()
     prepare_us = (time.monotonic() - started) * 1e6
@@ -43,7 +46,9 @@ def measure_train(cell: Cell, context: RankContext, *, clock: Clock, started: fl
     peak = context.peak_memory_bytes()
     grad_rel_error = context.agreed(lambda: check_gradients(cell, prepared, run))
     result = context.agreed(lambda: check_layer(cell, prepared, run))
-    stages, counters = stage_medians(run, sampler, clock, passes=stage_passes(samples.times_us, cell))
+    passes = stage_passes(samples.times_us, cell)
+    stages, counters = stage_medians(run, sampler, clock, passes=passes)
+    wire = wire_fields(counters, layer_passages(cell, prepared), sampler, passes=passes)
     return RankReport(
         rank=prepared.group_rank,
         samples_us=samples.times_us,
@@ -59,7 +64,8 @@ def measure_train(cell: Cell, context: RankContext, *, clock: Clock, started: fl
         peak_memory_bytes=peak,
         hardware_name=context.hardware_name,
         math_path=_math_path(cell, context),
-        **wire_fields(counters),
+        **wire,
+        **other_clocks(graphed or run, sampler),
         **_work_fields(cell, prepared),
         trace=trace_of(context, run.traced_stages),
     )

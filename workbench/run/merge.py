@@ -11,12 +11,10 @@ import numpy as np
 
 from workbench import __version__
 from workbench.balance.history import placement_flags
-from workbench.comm.bandwidth import algbw, busbw
-from workbench.comm.gradients import WIRE_DTYPE
-from workbench.comm.payload import payload_bytes
 from workbench.measure.stopping import median_interval
 from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
+from workbench.run.merged_bytes import above_link, bandwidth_fields, byte_fields, leg_fields, link_rows
 from workbench.run.report import PEER_FAILED, RankReport
 from workbench.simulate.compute import above_peak, rates_of
 from workbench.spec.record import Outcome, Record
@@ -44,9 +42,11 @@ def merge_reports(cell: Cell, reports: Sequence[RankReport]) -> Outcome:
     samples_Rn = np.array([report.samples_us for report in reports])
     fields = base_record_fields(cell) | {"status": "ok", "method": METHOD}
     fields["kernel_version"] = reports[0].kernel_version or __version__
-    fields |= _time_fields(samples_Rn, reports) | _stage_fields(cell, reports) | _byte_fields(cell, reports)
+    fields |= _time_fields(samples_Rn, reports) | _stage_fields(cell, reports) | byte_fields(cell, reports)
     fields |= _run_fields(cell, reports) | _load_fields(cell, reports)
     fields |= _rate_fields(cell, reports, latency_us=fields["latency_us"])
+    fields |= leg_fields(reports) | bandwidth_fields(cell, reports, latency_us=fields["latency_us"])
+    fields |= _clock_fields(reports, latency_us=fields["latency_us"])
     fields["flags"] = _flags(cell, reports, fields)
     return Outcome(record=Record(**fields), tables=_tables(cell, reports))
 
@@ -79,6 +79,12 @@ def _time_fields(samples_Rn: np.ndarray, reports: Sequence[RankReport]) -> dict[
         "first_call_us": max(report.first_call_us or 0.0 for report in reports),
         "prepare_us": max(report.prepare_us or 0.0 for report in reports),
     }
+
+
+def _clock_fields(reports: Sequence[RankReport], *, latency_us: float) -> dict[str, Any]:
+    """The step by each clock that was read: the latency by its own, the slowest rank's by the others."""
+    read = {name: [us for report in reports if (us := getattr(report, name))] for name in ("kernel_us", "wall_us")}
+    return {name: max(times) for name, times in read.items() if times} | {f"{reports[0].timer}_us": latency_us}
 
 
 def _sum_of(report: RankReport, names: Sequence[str]) -> float:
@@ -119,19 +125,6 @@ def _stage_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
         "compute_us": total - communication - quantise_us,
         "comm_fraction": max(0.0, communication - hidden) / (total - hidden) if total > hidden else None,
     }
-
-
-def _byte_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
-    """Bytes of one pass over all ranks; wire bytes are those of the send buffers, logical ones count pairs."""
-    up = sum(report.wire.get("scale_up", 0) for report in reports)
-    out = sum(report.wire.get("scale_out", 0) for report in reports)
-    fields: dict[str, Any] = {"wire_bytes": up + out, "scale_up_bytes": up, "scale_out_bytes": out}
-    if cell.model is not None and len(reports) == cell.ep and cell.dispatch.strategy != "none":
-        dtypes = (cell.dispatch.dispatch_dtype, cell.dispatch.combine_dtype)
-        dtypes += (WIRE_DTYPE, WIRE_DTYPE) if cell.scope.kind == "train_step" else ()
-        each = sum(payload_bytes(cell.model.hidden, dtype) for dtype in dtypes)
-        fields["logical_bytes"] = sum(report.pairs for report in reports) * each
-    return fields
 
 
 def _run_fields(cell: Cell, reports: Sequence[RankReport]) -> dict[str, Any]:
@@ -179,10 +172,7 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
     moved = max(report.touched_bytes + report.activation_bytes for report in reports)
     fields: dict[str, Any] = {}
     if isinstance(cell.scope, AllToAllScope):
-        size = max(report.activation_bytes for report in reports)
-        fields["algbw_gb_per_s"] = algbw(size, seconds=seconds, num_ranks=len(reports))
-        fields["busbw_gb_per_s"] = busbw(size, seconds=seconds, num_ranks=len(reports))
-        return fields | {"bound_by": "network"}
+        return {"bound_by": "network"}
     fields["tflops"] = flops / seconds / 1e12 if flops else None
     fields["hbm_gb_per_s"] = moved / seconds / 1e9 if moved else None
     if cell.cluster.device == "cuda":
@@ -216,13 +206,14 @@ def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) ->
         precision=cell.precision,
     ):
         flags.append("above_peak")
+    flags += above_link(cell, reports, latency_us=fields["latency_us"])
     return ",".join(flags) or None
 
 
 def _tables(cell: Cell, reports: Sequence[RankReport]) -> dict[str, list[dict[str, Any]]]:
     return {
         "stages": [row for report in reports for row in _stage_rows(cell, report)],
-        "links": _link_rows(cell, reports),
+        "links": link_rows(cell, reports),
         "loads": _load_rows(cell, reports),
         "memory": [
             {"cell_id": cell.cell_id, "rank": report.rank, "what": "weights", "bytes": report.weight_bytes}
@@ -246,16 +237,6 @@ def _stage_rows(cell: Cell, report: RankReport) -> list[dict[str, Any]]:
         )  # fmt: skip
         start += us
     return rows
-
-
-def _link_rows(cell: Cell, reports: Sequence[RankReport]) -> list[dict[str, Any]]:
-    """Bytes each rank sent by link class, both directions of the layer together."""
-    return [
-        {"cell_id": cell.cell_id, "link": f"layer/{link}/out/rank {report.rank}", "bytes": size, "busy_us": None}
-        for report in reports
-        for link, size in report.wire.items()
-        if size
-    ]
 
 
 def _load_rows(cell: Cell, reports: Sequence[RankReport]) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ def measure_offloaded(cell: Cell, context: RankContext, *, clock: Clock, started
         timer=clock.timer,
         math_path=math_path_of(cell, context),
         **fields,
-        **wire_fields(counters),
+        **wire_fields(counters, (), sampler),
         **_mean_work(cell, whole, context),
         trace=trace_of(context, whole.stages),
     )

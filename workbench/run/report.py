@@ -8,10 +8,24 @@ PEER_FAILED = "peer_failed"
 
 
 @dataclass(frozen=True)
+class Leg:
+    """A hop by itself, payload alone: its class of link (that between nodes if anything crosses them), this rank's
+    microseconds, and the bytes that it sends and receives by class."""
+
+    name: str
+    link: Literal["self", "scale_up", "scale_out"]
+    us: float
+    sent: dict[str, int]
+    received: dict[str, int]
+
+
+@dataclass(frozen=True)
 class RankReport:
     """One rank's part of a cell. Times are microseconds; ``stages`` are medians by stage, in order.
 
-    ``wire`` counts, for one pass, the bytes this rank sent by link class. A rank that could not run has a
+    ``samples_us`` are by the clock ``timer``; ``kernel_us`` and ``wall_us`` are the same step by the others, if any.
+    ``wire`` counts, for one pass, the bytes this rank sent by link class, and ``physical_bytes`` the payload among them
+    that left it; ``logical_bytes`` is what it had to send, None where pairs tell. A rank that could not run has a
     ``status`` other than ok and a ``reason``; everything else is then at its default.
     """
 
@@ -25,6 +39,11 @@ class RankReport:
     count_exchange_us: float | None = None
     staging_us: float | None = None
     wire: dict[str, int] = field(default_factory=dict)
+    logical_bytes: int | None = None
+    physical_bytes: int = 0
+    legs: tuple[Leg, ...] = ()
+    kernel_us: float | None = None
+    wall_us: float | None = None
     rel_error: float | None = None
     grad_rel_error: float | None = None
     sqnr_db: float | None = None

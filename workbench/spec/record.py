@@ -12,7 +12,11 @@ Status = Literal["ok", "unsupported", "infeasible", "error"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A row of ``cells``. ``latency_us`` is the median over iterations of the slowest rank."""
+    """A row of ``cells``. ``latency_us`` is the median over iterations of the slowest rank, by the clock ``timer``.
+
+    ``kernel_us``, ``event_us`` and ``wall_us`` are the same step by every clock that was read. ``scale_up_us`` and
+    ``scale_out_us`` are hops by themselves, payload alone: those inside nodes, and those that cross them.
+    """
 
     run_id: str | None = None
     cell_id: str
@@ -64,6 +68,9 @@ class Record:
     rank_min_us: float | None = None
     rank_max_us: float | None = None
     timer: str | None = None
+    kernel_us: float | None = None
+    event_us: float | None = None
+    wall_us: float | None = None
     graph: bool | None = None
     cache: str | None = None
     num_samples: int | None = None
@@ -85,6 +92,8 @@ class Record:
     wire_bytes: int | None = None
     scale_up_bytes: int | None = None
     scale_out_bytes: int | None = None
+    scale_up_us: float | None = None
+    scale_out_us: float | None = None
     algbw_gb_per_s: float | None = None
     busbw_gb_per_s: float | None = None
     rel_error: float | None = None
