@@ -30,9 +30,9 @@ def imbalance(cell, expert_map, *, step):
 def test_no_judged_step_places(monkeypatch):
     asked = []
 
-    def spy(cell, *, layer, step, max_tokens):
+    def spy(cell, *, layer, step, max_tokens, steer):
         asked.append((layer, step))
-        return route_all(cell, layer=layer, step=step, max_tokens=max_tokens)
+        return route_all(cell, layer=layer, step=step, max_tokens=max_tokens, steer=steer)
 
     monkeypatch.setattr(history, "route_all", spy)
     placed_before(placed("eplb", steps=3), layer=2)

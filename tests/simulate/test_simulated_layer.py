@@ -210,7 +210,10 @@ def test_records_repeat_exactly():
         ({"dispatch": {"strategy": "low_latency"}, "tokens": 4096}, "511 tokens a rank"),
         ({"skew": {"kind": "hot_rank", "rank": 99}}, "workload.skew.rank: 99"),
         ({"router": {"kind": "recorded"}}, "recorded"),
-        ({"balance": {"training": "bias", "placement": {"redundant_experts": 0}}}, "training"),
+        (
+            {"router": "switch", "balance": {"training": "bias", "placement": {"redundant_experts": 0}}},
+            "balance.training: router switch",
+        ),
         ({"ep": 1024, "redundant": 768, "cluster": cluster_of(H200, gpus=1024)}, "512"),
     ],
 )
@@ -242,3 +245,22 @@ def test_the_method_is_named_and_no_band_is_given():
     assert (record.engine, record.method) == ("simulate", "roofline")
     assert record.error_band_pct is record.band_low_us is record.band_high_us is None
     assert record.num_samples is None
+
+
+def test_steps_of_training_make_the_last_step_faster_and_are_told():
+    def trained(steps, training):
+        cell = make_cell(ep=8, tokens=64, skew={"kind": "zipf", "alpha": 0.7}, workload={"steps": steps})
+        return ok_of(cell.model_copy(update={"balance": cell.balance.model_copy(update={"training": training})}))
+
+    def ok_of(cell):
+        record = run_simulated(cell).record
+        assert record.status == "ok", record.reason
+        return record
+
+    before, after, loss = trained(1, "bias"), trained(200, "bias"), trained(30, "aux_loss")
+    excess = [record.load_max_over_mean - 1 for record in (before, after, loss)]
+    assert excess[1] < 0.6 * excess[0]
+    assert excess[2] < 0.6 * excess[0]
+    assert after.latency_us < before.latency_us
+    assert "trained_steps=199" in after.flags
+    assert trained(1, "none").load_max_over_mean == before.load_max_over_mean

@@ -5,13 +5,15 @@ experts are placed once, with the loads of the ``HISTORY_STEPS`` steps N .. N + 
 the same popularity, never a step that judges. Steps behind the judged ones stand for those before them, because step 0
 is the first that exists; every skew that moves at random (drift) looks the same in both directions of time, and a
 rotating hot rank has moved on by then, as it would have before. A recording with no more than N steps repeats itself,
-so there the judged steps place as well; ``placement_flags`` says so.
+so there the judged steps place as well; ``placement_flags`` says so. With ``balance.training`` the last step judges,
+and all are routed with what the steps before it have made of the router (``dynamics.reached``).
 """
 
 from pathlib import Path
 
 import numpy as np
 
+from workbench.balance.dynamics import reached
 from workbench.balance.nodes import ranks_per_node
 from workbench.balance.placement import READ_LOADS, ExpertMap, eplb_scheme, place_cell
 from workbench.spec.scenario import Cell
@@ -27,9 +29,9 @@ _MAX_LOGITS = 1 << 19  # drawn for each of the steps; more tokens are sampled
 def history_loads(cell: Cell, *, layer: int = 0) -> np.ndarray:
     """Tokens per expert, int64 [E], of the steps that place; of large batches a sample."""
     tokens = max(1, _MAX_LOGITS // (cell.ep * cell.model.num_experts))
-    first, loads = cell.workload.steps, np.zeros(cell.model.num_experts, np.int64)
+    first, loads, steer = cell.workload.steps, np.zeros(cell.model.num_experts, np.int64), reached(cell, layer=layer)
     for step in range(first, first + HISTORY_STEPS):
-        loads += slot_counts(route_all(cell, layer=layer, step=step, max_tokens=tokens).ids, loads.size)
+        loads += slot_counts(route_all(cell, layer=layer, step=step, max_tokens=tokens, steer=steer).ids, loads.size)
     return loads
 
 

@@ -23,6 +23,7 @@ ASIDES = {
     "sampled_layers": "routing was drawn for the first layers, which stand for the others",
     "sampled_steps": "routing was drawn for the first steps, which stand for the others",
     "eplb": "eplb placed the experts in its {} way",
+    "trained_steps": "the router was balanced over {} steps before the one that is priced",
     "conversion_ms": "the weights were converted for this kernel beforehand",
 }
 """Flags that need no mark at each row."""

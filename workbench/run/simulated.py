@@ -19,7 +19,8 @@ MAX_PRICED_BATCHES = 8
 def run_simulated(cell: Cell) -> Outcome:
     """Price the cell: ``ok`` with method ``roofline`` and no error band, or unsupported, infeasible or error.
 
-    ``latency_us`` covers all ``workload.layers`` layers and is the median over steps.
+    ``latency_us`` covers all ``workload.layers`` layers and is the median over steps; with ``balance.training`` that of
+    the last step.
     """
     reason = unsupported_reason(cell)
     if reason is not None:
@@ -35,7 +36,7 @@ def run_simulated(cell: Cell) -> Outcome:
 def _priced(cell: Cell) -> Outcome:
     if cell.scope.kind not in PRICED_SCOPES:
         return micro_outcome(cell, method=METHOD)
-    traffic = group_traffic(cell)
+    traffic = group_traffic(cell, step=_priced_steps(cell)[0])
     fit, worst = layer_fit(cell, traffic)
     if not fit.fits:
         return does_not_fit(cell, fit, rank=worst)
@@ -51,11 +52,16 @@ def does_not_fit(cell: Cell, fit: MemoryFit, *, rank: int, engine: str = "simula
 
 def price_steps(cell: Cell) -> list[list[LayerCost]]:
     """Costs by step, then layer, of at most MAX_PRICED_BATCHES distinct routings."""
-    num_layers = min(cell.workload.layers, MAX_PRICED_BATCHES)
-    num_steps = min(cell.workload.steps, max(1, MAX_PRICED_BATCHES // num_layers))
-    return [
-        [price_layer(cell, _traffic(cell, layer, step)) for layer in range(num_layers)] for step in range(num_steps)
-    ]
+    layers = range(min(cell.workload.layers, MAX_PRICED_BATCHES))
+    return [[price_layer(cell, _traffic(cell, layer, step)) for layer in layers] for step in _priced_steps(cell)]
+
+
+def _priced_steps(cell: Cell) -> range:
+    """The first steps; with ``balance.training`` the last one alone, before which the others have balanced."""
+    steps = cell.workload.steps
+    if cell.balance.training != "none":
+        return range(steps - 1, steps)
+    return range(min(steps, max(1, MAX_PRICED_BATCHES // min(cell.workload.layers, MAX_PRICED_BATCHES))))
 
 
 def _traffic(cell: Cell, layer: int, step: int) -> GroupTraffic:

@@ -165,7 +165,9 @@ def flags_text(
         flags.append(f"sampled_tokens={first.sampled_tokens}")
     if len(layers) < cell.workload.layers:
         flags.append(f"sampled_layers={len(layers)}")
-    if num_steps < cell.workload.steps:
+    if cell.balance.training != "none":
+        flags.append(f"trained_steps={cell.workload.steps - 1}")
+    elif num_steps < cell.workload.steps:
         flags.append(f"sampled_steps={num_steps}")
     if above_peak(
         hbm_gb_per_s=fields.get("hbm_gb_per_s"), tflops=fields.get("tflops"),

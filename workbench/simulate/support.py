@@ -64,8 +64,6 @@ def _extras(cell: Cell) -> str | None:
         return f"serving {LATER}"
     if cell.goal is not None:
         return "goal belongs to plan --search, which comes later"
-    if cell.balance.training != "none":
-        return f"balance.training {cell.balance.training} {LATER}"
     return None
 
 

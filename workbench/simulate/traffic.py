@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from workbench.balance.dynamics import reached
 from workbench.balance.history import placed_before
 from workbench.comm.strategies import make_plan
 from workbench.simulate.network import HopLoad, hop_load
@@ -86,7 +87,10 @@ def group_traffic(cell: Cell, *, layer: int = 0, step: int = 0) -> GroupTraffic:
 def _cached(query: _Query) -> GroupTraffic:
     cell = query.cell
     assert cell.model is not None
-    traffic = route_all(cell, layer=query.layer, step=query.step, max_tokens=sampled_tokens_per_rank(cell))
+    traffic = route_all(
+        cell, layer=query.layer, step=query.step, max_tokens=sampled_tokens_per_rank(cell),
+        steer=reached(cell, layer=query.layer),
+    )  # fmt: skip
     return count_traffic(cell, traffic, layer=query.layer)
 
 

@@ -7,7 +7,7 @@ of the router or of ``balance.capacity``, counts the tokens of one source rank.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from workbench.workload.logits import Batch, recorded_routing, token_logits
 from workbench.workload.routed import RoutedTraffic
 from workbench.workload.skew import Crowd, require_warm_experts
 from workbench.workload.sources import source_tokens, spread_tokens
+from workbench.workload.steer import STEERED, Steer
 from workbench.workload.token_ids import token_ids
 
 _NOT_ARGUMENTS = {"kind", "weight_on", "correction_bias", "router_bias", "projection", "vocabulary"}
@@ -53,6 +54,7 @@ class _Source:
     rows: int
     kept: int
     routed_ranks: int
+    steer: Steer | None = None
 
     def share_R(self, rows: int) -> np.ndarray:
         """int64 [R]: tokens of every rank when one with all its ``tokens`` has ``rows``; none is rounded to 0."""
@@ -100,17 +102,30 @@ def routing_width(cell: Cell) -> int:
     return _source(cell, 0, 0).width
 
 
-def route_all(cell: Cell, *, layer: int = 0, step: int = 0, max_tokens: int | None = None) -> RoutedTraffic:
+def route_all(
+    cell: Cell, *, layer: int = 0, step: int = 0, max_tokens: int | None = None, steer: Steer | None = None
+) -> RoutedTraffic:
     """Routing of every rank; arrays are read-only and shared between calls.
 
     ``max_tokens`` tells only that many tokens of each rank (the caller rescales); popularity is that of the full
     number. They are the first ones and have the same experts as without the limit, for a drawn skew. Where tokens
     compete for capacity, all tokens of a rank are routed and evenly spaced ones told, of as many ranks as a budget
-    allows.
+    allows. ``steer`` is what training has made of the router; Unsupported for one that it cannot steer.
     """
-    source = _source(cell, layer, step, max_tokens)
+    source = _steered(_source(cell, layer, step, max_tokens), steer)
     pairs = source.crowd.num_ranks * source.kept * source.width
     return (_cached if pairs * 8 <= _CACHED_BYTES else _route_ranks)(source)
+
+
+def mean_scores(
+    cell: Cell, *, layer: int = 0, step: int = 0, max_tokens: int | None = None, steer: Steer | None = None
+) -> np.ndarray:
+    """Softmax over all experts, averaged over the tokens that ``route_all`` routes, float64 [E]; 0 without tokens."""
+    source, total, rows = _steered(_source(cell, layer, step, max_tokens), steer), 0.0, 0
+    for rank in range(source.routed_ranks):
+        logits = torch.from_numpy(_logits(source, rank))
+        total, rows = total + logits.softmax(1).sum(0, dtype=torch.float64).numpy(), rows + len(logits)
+    return total / max(1, rows)
 
 
 def cell_router(cell: Cell) -> Router:
@@ -157,8 +172,18 @@ def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) ->
     return _Source(crowd, workload.sources, workload.skew, router, capacity, tokens, rows, kept, routed_ranks)
 
 
+def _steered(source: _Source, steer: Steer | None) -> _Source:
+    if steer is not None and source.router.kind not in STEERED:
+        known = ", ".join(STEERED)
+        raise Unsupported(f"balance.training: router {source.router.kind} cannot be steered; known: {known}")
+    return replace(source, steer=steer)
+
+
 def _logits(source: _Source, rank: int) -> np.ndarray:
-    return token_logits(source.skew, source.crowd, source.batch(rank))
+    logits = token_logits(source.skew, source.crowd, source.batch(rank))
+    if source.steer is not None and source.steer.shift:
+        logits = logits + np.array(source.steer.shift, np.float32)
+    return logits
 
 
 def _router(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
@@ -184,6 +209,8 @@ def _decided(source: _Source, rank: int, *, device: torch.device | str, backend:
         require_warm_experts(source.skew, router, crowd)
     word = raw_words(1, seed=crowd.seed, purpose=ROUTER, place=(rank, crowd.layer, crowd.step))[0]
     arguments = router_arguments(router, crowd.num_experts, seed=int(word >> np.uint64(1)), device=device)
+    if source.steer is not None and source.steer.bias:
+        arguments["bias"] = torch.tensor(source.steer.bias, device=device)
     if isinstance(router, Hash):
         ids = token_ids(source.skew, crowd, source.batch(rank), vocabulary=router.vocabulary)
         arguments["token_ids"] = torch.from_numpy(ids).to(device)
