@@ -66,7 +66,7 @@ echo "4096 {WINDOW_BYTES} {WINDOW_BYTES}" > tcp_rmem
 echo "4096 {WINDOW_BYTES} {WINDOW_BYTES}" > tcp_wmem
 cd /
 """
-STAY = "echo ready; while :; do sleep 3600; done"  # bash, as process 1 of a host, also reaps what is left over
+STAY = "set +e; echo ready; while :; do sleep 3600; done"  # bash, as process 1 of a host, also reaps what is left over
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,19 @@ class Hosts:
             out.close()
         self._started.append(process)
         return process
+
+    def path(self, host: int, inside: str) -> Path:
+        """A path of a host as this process reaches it; each host has a ``/tmp/ray`` of its own."""
+        return Path(f"/proc/{self._hosts[host].pid}/root{inside}")
+
+    def pids(self, host: int, word: str) -> list[int]:
+        """Processes of a host with ``word`` in their command line, by the ids that they have there."""
+        found = []
+        for entry in self.path(host, "/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdigit() and word in (entry / "cmdline").read_text():
+                    found.append(int(entry.name))
+        return sorted(found)
 
     def cut(self, host: int) -> None:
         """Takes the link of a host down at the bridge: packets in flight are lost and nothing says goodbye."""

@@ -224,6 +224,8 @@ def _why(error: Exception) -> str:
     text = str(error.cause if isinstance(error, RayTaskError) else error)
     if "low on memory" in text or "OutOfMemory" in text:
         return "out of memory; take fewer ranks or a smaller model"
+    if "node has died" in text or "node was terminated" in text:
+        return "its node left the cluster (the host is down, or its link)"
     exit_type = re.search(r"Worker exit type: (\w+)", text)
     if exit_type:
         return f"its process ended ({exit_type[1]}: killed, crashed or out of memory)"
