@@ -39,13 +39,6 @@ SLOW_RANK, SLOW_S = 3, 0.05
 ROUNDS, ROUND_BYTES = 50, 8_000_000
 
 
-def dies(context: Any, cell: Cell) -> Any:
-    """Rank 2 is gone as soon as it has to send."""
-    if context.rank == 2:
-        context.transport.carry = lambda rows, hop: os._exit(1)
-    return measured_rank(context, cell)
-
-
 def lies(context: Any, cell: Cell) -> Any:
     """Rank 1 announces a row more to everyone than it will send."""
     honest = context.transport.exchange_counts
@@ -91,7 +84,6 @@ def main() -> None:
         ("empty", empty, measured_rank),
         ("slow", sound, slow),
         ("lies", sound, lies),
-        ("dies", sound, dies),
     )
     with open_session(sys.argv[1]) as session:
         ranks = Ranks(session, should_stop=lambda: False, note=lambda text: None, allowance_s=LIMIT_S)
