@@ -1,0 +1,80 @@
+"""The transport adds little to the backend: a payload leg beside a bare all-to-all of the same splits.
+
+Same processes, one after the other in turn, so that whatever else the machine does slows both alike.
+"""
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.run.rank_gang import cell, run_ranks
+from workbench.comm import transport as transport_module
+from workbench.comm.bare import bare_plan
+from workbench.comm.rank_plan import prepare_rank
+from workbench.spec.scenario import AllToAllScope
+
+SIZE = 8 * 2**20
+PAIRS, REPEATS = 40, 5
+EVEN, UNEVEN = "uniform", {"kind": "hot_rank", "factor": 2, "rank": 1}
+
+
+def leg_and_bare(skew, context) -> list[list[tuple[float, float]]]:
+    """Seconds of (payload leg, bare collective) of this rank, [repeats][pairs]."""
+    scope = AllToAllScope(kind="all_to_all", bytes_per_rank=SIZE)
+    plan, row_bytes = bare_plan(cell(ranks=context.world, scope=scope, skew=skew))
+    (hop,) = prepare_rank(plan, rank=context.rank).hops
+    rows = torch.randint(0, 256, (len(hop.send_rows), row_bytes), dtype=torch.uint8)
+    place = torch.empty(sum(hop.recv_counts), row_bytes, dtype=torch.uint8)
+
+    def bare() -> torch.Tensor:
+        dist.all_to_all_single(place, rows, hop.recv_counts, hop.send_counts)
+        return place
+
+    def leg() -> torch.Tensor:
+        return context.transport.carry(rows, hop)
+
+    def seconds(call) -> float:
+        context.barrier()
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    assert torch.equal(leg(), bare())
+    order = [(leg, bare), (bare, leg)]
+    repeats = []
+    for _ in range(REPEATS):
+        pairs = []
+        for pair in range(PAIRS):
+            times = {call: seconds(call) for call in order[pair % 2]}
+            pairs.append((times[leg], times[bare]))
+        repeats.append(pairs)
+    return repeats
+
+
+@pytest.mark.parametrize("skew", [EVEN, UNEVEN], ids=["even", "uneven"])
+def test_the_payload_leg_reaches_a_bare_collective_of_the_same_splits(skew):
+    times = np.array(run_ranks(partial(leg_and_bare, skew), world=2)).max(axis=0)
+    speed = np.median(times[..., 1] / times[..., 0], axis=1)
+    assert np.median(speed) >= 0.85, f"leg over collective by repeat: {speed.round(2).tolist()}"
+
+
+def own_all_to_all(context) -> bool:
+    """Whether the transport leaves an all-to-all to gloo."""
+    return context.transport._has_whole
+
+
+def apart(context) -> bool:
+    """The same, with rank 1 in a network of its own."""
+    if context.rank == 1:
+        transport_module._host_number = lambda: 7
+    return own_all_to_all(context)
+
+
+def test_gloo_may_send_as_it_likes_within_a_host_only():
+    """Between hosts all receives come first; every rank decides alike."""
+    assert run_ranks(own_all_to_all, world=2) == [True, True]
+    assert run_ranks(apart, world=2) == [False, False]
