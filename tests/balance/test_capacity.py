@@ -62,3 +62,11 @@ def test_by_hand_and_what_is_refused():
     assert one.padding == 0.5
     with pytest.raises(ValueError, match="drop_share: 2"):
         least_capacity(counts, np.array([8]), top_k=1, drop_share=2)
+
+
+def test_a_factor_without_an_end_in_decimals_is_rounded_up():
+    counts, tokens = np.array([[1, 1, 1, 1, 1, 1, 1, 5]]), np.array([24])
+    factor = least_capacity(counts, tokens, top_k=1, drop_share=0.0)
+    assert factor == pytest.approx(5 / 3)
+    assert factor > 5 / 3
+    assert drops(counts, tokens, top_k=1, capacity_factor=factor).share == 0

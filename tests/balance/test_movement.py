@@ -101,3 +101,8 @@ def test_steps_until_a_move_has_paid():
 def test_maps_of_other_groups_are_refused():
     with pytest.raises(ValueError, match="4 ranks with 8 experts cannot become 2 ranks with 4"):
         move(BEFORE, map_of([0, 1], [2, 3]), expert_bytes=1, ranks_per_node=2)
+
+
+def test_a_near_holder_goes_before_a_lower_far_one():
+    before, after = map_of([0, 1], [2, 3], [0, 4], [5, 6]), map_of([0, 1], [2, 3], [6, 4], [5, 0])
+    assert move(before, after, expert_bytes=1, ranks_per_node=2).sources.tolist() == [3, 2]
