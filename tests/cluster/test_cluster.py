@@ -168,6 +168,7 @@ def test_a_slow_rank_is_seen(faults):
 def test_counts_that_do_not_match_end_the_cell_at_once(faults):
     assert faults["lies"]["status"] == "error"
     assert "row counts [15, 1, 15, 0, 16, 0] arrive, the plan says [15, 0, 15, 0, 16, 0]" in faults["lies"]["reason"]
+    assert faults["lies"]["reason"].startswith("rank 0: row counts")
     assert faults["lies"]["seconds"] < 10
 
 

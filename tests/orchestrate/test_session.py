@@ -115,6 +115,17 @@ def test_w07_another_version_is_one_line_with_both(monkeypatch, foreign_head):
     assert "\n" not in text
 
 
+def test_w07_another_python_is_named_with_its_mend():
+    text = explain_join(
+        "10.0.0.1:6379",
+        "RuntimeError: Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.12.3\n"
+        "This process on node 10.0.0.2 was started with:\n    Ray: 2.60.0\n    Python: 3.11.7\n",
+    )
+    assert "the cluster runs Ray 2.60.0 on Python 3.12.3, this process Ray 2.60.0 on Python 3.11.7" in text
+    assert "install ray==2.60.0 under Python 3.12.3 here" in text
+    assert "\n" not in text
+
+
 def test_ranks_of_two_nodes_are_spread_over_a_joined_cluster(monkeypatch, foreign_head, tmp_path):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.chdir(tmp_path)  # the ranks must not find this checkout by their working directory

@@ -51,7 +51,8 @@ def run_rank(cell: Cell, context: RankContext, *, profile: bool = False) -> Rank
     except PeerFailed as exception:
         return RankReport(context.rank, "error", str(exception), flags=(PEER_FAILED,))
     except (CheckFailed, DispatchMismatch) as exception:
-        return RankReport(context.rank, "error", f"rank {context.rank}: {exception}")
+        named = f"rank {context.rank}: "
+        return RankReport(context.rank, "error", named + str(exception).removeprefix(named))
     except (ValueError, TypeError, AssertionError, NotImplementedError) as exception:
         last = traceback.extract_tb(exception.__traceback__)[-1]
         place = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
