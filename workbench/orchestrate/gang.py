@@ -33,6 +33,9 @@ PLACE_S = 25.0
 START_S = 120.0
 GROUP_TIMEOUT_S = 1800.0
 GRACE_S = 10.0
+"""How long the others may still answer after one raised: one of them may hold the cause."""
+DEAD_GRACE_S = 3.0
+"""The same after one died, which is cause enough; others of its node may follow."""
 _POLL_S = 0.25
 
 
@@ -184,7 +187,9 @@ def _collect(
         done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
         fresh = {refs.index(ref): _answer(ref) for ref in done}
         answers |= fresh
-        if any(isinstance(answer, RayError | RankFailure) for answer in fresh.values()):
+        if any(isinstance(answer, RayActorError) for answer in fresh.values()):
+            deadline = min(deadline, time.monotonic() + DEAD_GRACE_S)
+        elif any(isinstance(answer, RayError | RankFailure) for answer in fresh.values()):
             deadline = min(deadline, time.monotonic() + GRACE_S)
         if waiting and should_stop():
             raise Stopped
