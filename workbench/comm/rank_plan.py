@@ -29,8 +29,8 @@ class RankRound:
 class RankHop:
     """``sums`` add up combine's rows: in each, buffer rows ``targets`` (all different) add sent rows ``sources``.
 
-    ``padding`` are the places of ``send_rows`` that hold zeros, None where there are none. ``inbox`` is memory that a
-    transport keeps for what comes in.
+    ``padding`` are the places of ``send_rows`` that hold zeros, None where there are none. ``inbox`` is memory kept
+    for what comes in, and for what is picked to go out.
     """
 
     send_rows: Tensor
@@ -45,12 +45,23 @@ class RankHop:
     inbox: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
 
     def pick(self, buffer: Tensor) -> Tensor:
-        """The rows to hand over, [rows, B]."""
-        rows = buffer.index_select(0, self.send_rows) if buffer.shape[0] else self._nothing(buffer)
-        return rows if self.padding is None else rows.index_fill_(0, self.padding, 0)
+        """The rows to hand over, [rows, B]; in host memory until the next rows of that width are picked."""
+        place = self._outbox(buffer)
+        if buffer.shape[0]:
+            torch.index_select(buffer, 0, self.send_rows, out=place)
+        else:
+            place.zero_()
+        return place if self.padding is None else place.index_fill_(0, self.padding, 0)
 
-    def _nothing(self, buffer: Tensor) -> Tensor:
-        return buffer.new_zeros(len(self.send_rows), buffer.shape[1])
+    def _outbox(self, buffer: Tensor) -> Tensor:
+        """Room for the rows that go out: kept in host memory, where new pages cost several times what the copy does."""
+        shape = (len(self.send_rows), buffer.shape[1])
+        if buffer.is_cuda:
+            return buffer.new_empty(shape)
+        key = (f"out {buffer.dtype}", shape[1])
+        if key not in self.inbox:
+            self.inbox[key] = buffer.new_empty(shape)
+        return self.inbox[key]
 
 
 @dataclass(frozen=True, eq=False)
