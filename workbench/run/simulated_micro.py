@@ -2,12 +2,17 @@
 
 from typing import Any
 
+import numpy as np
+
+from workbench.comm.bandwidth import algbw, busbw
 from workbench.run.describe import Shortage, base_record_fields, infeasible
 from workbench.run.simulated_tables import leg_rows
+from workbench.simulate.bare import BareCost, bare_cost
 from workbench.simulate.compute import Stage, above_peak, bound_by, rates_of
 from workbench.simulate.formats import row_bytes
+from workbench.simulate.layer import Leg
 from workbench.simulate.memory import GIB
-from workbench.simulate.micro import all_to_all_leg, grouped_gemm_bytes, grouped_gemm_stages, quantize_stages
+from workbench.simulate.micro import grouped_gemm_bytes, grouped_gemm_stages, quantize_stages
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import AllToAllScope, Cell, GroupedGemmScope, QuantizeScope
 
@@ -16,7 +21,7 @@ def micro_outcome(cell: Cell, *, method: str) -> Outcome:
     """Price a scope that needs no model. Raises Unsupported where the scope cannot be priced."""
     scope = cell.scope
     if isinstance(scope, AllToAllScope):
-        return _all_to_all(cell, scope, method=method)
+        return _all_to_all(cell, method=method)
     rates = rates_of(cell.cluster.hardware, cell.precision)
     if isinstance(scope, GroupedGemmScope):
         weights, needed = grouped_gemm_bytes(scope, cell.precision)
@@ -79,24 +84,58 @@ def _stage_rows(cell: Cell, stages: tuple[Stage, ...], times: list[float]) -> li
     return rows
 
 
-def _all_to_all(cell: Cell, scope: AllToAllScope, *, method: str) -> Outcome:
-    """algbw = bytes_per_rank / time; busbw = algbw * (R - 1) / R, as nccl-tests defines them; None for one rank."""
-    leg = all_to_all_leg(cell, scope)
-    latency_us, num_ranks = leg.cost.total_us, cell.ep
-    algbw = scope.bytes_per_rank / latency_us / 1e3 if latency_us else None
-    up, out = round(float(leg.load.up_sent_R.sum())), round(float(leg.load.out_sent_R.sum()))
+def _all_to_all(cell: Cell, *, method: str) -> Outcome:
+    """Bandwidths as nccl-tests defines them, of the rank that has most to send or receive; None for one rank."""
+    cost = bare_cost(cell)
+    rows, latency_us, num_ranks = cost.rows, cost.latency_us, cell.ep
+    up, out = (round(float(_sent(cost.legs, link).sum())) for link in ("up", "out"))
+    size = max(rows.num_rows, int(rows.blocks_R.max()) * num_ranks) * rows.row_bytes
+    seconds, leaving = latency_us / 1e6, (up + out) // rows.row_bytes
     fields = base_record_fields(cell) | {
-        "status": "ok", "engine": "simulate", "method": method, "latency_us": latency_us, "dispatch_us": latency_us,
-        "comm_fraction": 1.0 if latency_us else None, "bound_by": "network", "rank_max_us": latency_us,
-        "rank_min_us": float(leg.cost.rank_us_R.min()), "logical_bytes": scope.bytes_per_rank * num_ranks,
-        "physical_bytes": up + out, "wire_bytes": up + out, "scale_up_bytes": up, "scale_out_bytes": out,
-        "algbw_gb_per_s": algbw, "busbw_gb_per_s": algbw * (num_ranks - 1) / num_ranks if algbw else None,
-    }  # fmt: skip
-    rows = {
-        "cell_id": cell.cell_id, "rank": 0, "stream": "network", "stage": "dispatch", "start_us": 0.0,
-        "duration_us": latency_us, "bytes": round(float(leg.load.up_sent_R[0] + leg.load.out_sent_R[0])), "flops": 0,
-    }  # fmt: skip
-    return Outcome(record=Record(**fields), tables=_tables(stages=[rows], links=leg_rows(cell.cell_id, leg)))
+        "status": "ok", "engine": "simulate", "method": method, "latency_us": latency_us,
+        "dispatch_us": cost.dispatch_us, "quantise_us": cost.quantise_us,
+        "comm_fraction": cost.dispatch_us / latency_us if latency_us else None, "bound_by": "network",
+        "rank_max_us": latency_us, "rank_min_us": float(cost.rank_us_R.min()) + sum(cost.pack_us) + cost.quantise_us,
+        "logical_bytes": num_ranks * rows.num_rows * rows.payload_bytes, "wire_bytes": up + out,
+        "physical_bytes": leaving * rows.payload_bytes, "scale_up_bytes": up, "scale_out_bytes": out,
+        "algbw_gb_per_s": algbw(size, seconds=seconds, num_ranks=num_ranks),
+        "busbw_gb_per_s": busbw(size, seconds=seconds, num_ranks=num_ranks),
+    } | _leg_times(cost.legs)  # fmt: skip
+    links = [row for leg in cost.legs for row in leg_rows(cell.cell_id, leg)]
+    return Outcome(record=Record(**fields), tables=_tables(stages=_bare_stages(cell, cost), links=links))
+
+
+def _sent(legs: tuple[Leg, ...], link: str) -> np.ndarray:
+    """Bytes each rank sends over a class of links, [R]."""
+    return sum(getattr(leg.load, f"{link}_sent_R") * leg.row_bytes for leg in legs)
+
+
+def _leg_times(legs: tuple[Leg, ...]) -> dict[str, float | None]:
+    """Hops that cross nodes and those that do not, added up as the measured ones are."""
+    times: dict[str, float | None] = {"scale_up_us": None, "scale_out_us": None}
+    for leg in legs:
+        name = "scale_out_us" if leg.load.out_sent_R.any() else "scale_up_us" if leg.load.up_sent_R.any() else None
+        if name is not None:
+            times[name] = (times[name] or 0.0) + leg.cost.total_us
+    return times
+
+
+def _bare_stages(cell: Cell, cost: BareCost) -> list[dict[str, Any]]:
+    """Encoding and decoding together first, then a stage for every hop, packing included."""
+    spans = [("main", "quantise", cost.quantise_us, None)] if cost.quantise_us else []
+    for leg, pack_us in zip(cost.legs, cost.pack_us, strict=True):
+        sent = round(float(leg.load.up_sent_R[0] + leg.load.out_sent_R[0]) * leg.row_bytes)
+        spans.append(("network", "dispatch", leg.cost.total_us + pack_us, sent))
+    rows, start = [], 0.0
+    for stream, stage, duration_us, sent in spans:
+        rows.append(
+            {
+                "cell_id": cell.cell_id, "rank": 0, "stream": stream, "stage": stage, "start_us": start,
+                "duration_us": duration_us, "bytes": sent, "flops": 0,
+            }
+        )  # fmt: skip
+        start += duration_us
+    return rows
 
 
 def _tables(

@@ -1,37 +1,13 @@
-"""Rooflines of the scopes that need no model: the bare exchange, a grouped GEMM, an encoding."""
+"""Rooflines of the scopes that need neither model nor network: a grouped GEMM, an encoding."""
 
 import numpy as np
 
-from workbench.comm.topology import topology_of
 from workbench.simulate.compute import Rates, Stage, gemm_stage, is_encoded
 from workbench.simulate.formats import row_bytes
-from workbench.simulate.layer import Leg
-from workbench.simulate.network import hop_load, link_rates, price_hop
 from workbench.simulate.stages import quantise_stage
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision, tensor_bytes
-from workbench.spec.scenario import AllToAllScope, Cell, GroupedGemmScope, QuantizeScope
-
-EVEN_SKEWS = ("uniform", "balanced")
-
-
-def all_to_all_leg(cell: Cell, scope: AllToAllScope) -> Leg:
-    """An even exchange: each rank sends ``bytes_per_rank / R`` to every rank, itself included.
-
-    Raises Unsupported for strategies other than flat and for skewed sizes, which need a model's routing.
-    """
-    if cell.dispatch.strategy != "flat":
-        raise Unsupported(
-            f"dispatch.strategy {cell.dispatch.strategy}: a bare all_to_all has no tokens to route; use flat"
-        )
-    if cell.workload.skew.kind not in EVEN_SKEWS:
-        raise Unsupported(f"workload.skew {cell.workload.skew.kind}: a bare all_to_all is simulated even, not skewed")
-    if scope.bytes_per_rank < cell.ep:
-        raise Unsupported(f"scope.bytes_per_rank: {scope.bytes_per_rank} bytes give {cell.ep} ranks less than one each")
-    bytes_RR = np.full((cell.ep, cell.ep), scope.bytes_per_rank / cell.ep)
-    node_R = np.asarray(topology_of(cell).node_of)
-    load = hop_load("all_to_all", bytes_RR, np.ones_like(bytes_RR), node_R=node_R)
-    return Leg("dispatch.all_to_all", load, price_hop(load, link_rates(cell.cluster), row_bytes=1), 1)
+from workbench.spec.scenario import GroupedGemmScope, QuantizeScope
 
 
 def grouped_gemm_stages(scope: GroupedGemmScope, precision: Precision, *, rates: Rates) -> tuple[Stage, ...]:
