@@ -32,8 +32,10 @@ def show_findings(view: View, *, about: tuple[str, ...] = ()) -> None:
 
 
 def show_figure(name: str, view: View) -> None:
-    """A figure of the report under its title and question."""
+    """A figure of the report under its title and question, if it is of use for the chosen cells."""
     spec = FIGURES[name]
+    if not spec.suits(view.cells):
+        return
     st.subheader(spec.title, anchor=name.replace("_", "-"))
     st.caption(spec.question)
     drawing = figure(name, view.info.path, view.changed, view.chosen)

@@ -15,7 +15,7 @@ def main() -> None:
     st.title("Routing and dispatch")
     st.caption("Which dispatch wins on this network, how much of the layer it eats, and what skew costs.")
     show_findings(view, about=ABOUT)
-    for name in ("comm_share", "links", "stages", "loads"):
+    for name in ("comm_share", "message_size", "links", "stages", "loads"):
         show_figure(name, view)
     show_loads(view)
     show_figure("memory", view)

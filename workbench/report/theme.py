@@ -16,7 +16,11 @@ STAGE_COLORS = {
     "count_exchange": "#004D7A", "finish": "#C9C9C9", "experts": VERMILLION,
 }  # fmt: skip
 LINK_COLORS = {"self": GREY, "scale_up": SKY, "scale_out": VERMILLION}
-STRATEGY_COLORS = {"flat": ORANGE, "node_dedup": BLUE, "none": GREY}
+STRATEGY_COLORS = {
+    "flat": ORANGE, "node_dedup": BLUE, "none": GREY, "flat_padded": YELLOW, "pairwise": GREEN, "bruck": PURPLE,
+    "two_dh": SKY, "multilevel_dedup": "#004D7A", "packed": VERMILLION, "low_latency": BLACK,
+    "allgather_reduce_scatter": "#66C5AB", "balanced_stages": "#882255",
+}  # fmt: skip
 VERDICT_SYMBOLS = {"faster": "triangle-right", "slower": "triangle-left", "same": "circle", "unclear": "circle-open"}
 
 TEXT = "#7a7a7a"
