@@ -187,14 +187,15 @@ def test_exchanges_are_drawn_over_their_sizes_a_line_a_strategy(tmp_path):
     outcomes.append(exchange_outcome("flat", 2**20, hardware=H200, busbw=None))
     frames = stored(tmp_path, outcomes)
     figure = FIGURES["message_size"].build(frames["cells"], frames)
-    latency, bandwidth = ([trace for trace in figure.data if (trace.yaxis or "y") == axis] for axis in ("y", "y2"))
-    assert sorted((trace.name, trace.line.dash) for trace in latency) == [
-        ("flat", "dash"), ("flat", "solid"), ("two_dh", "solid")
-    ]  # fmt: skip
-    assert all(tuple(trace.x) == sizes for trace in (*latency, *bandwidth))
+    latency, bandwidth, encoded = ([t for t in figure.data if (t.yaxis or "y") == axis] for axis in ("y", "y2", "y3"))
+    assert [trace.name for trace in latency] == [trace.name for trace in bandwidth] == ["flat", "two_dh"]
+    assert [trace.name for trace in encoded] == ["flat"], "another wire format is another pair of plots"
+    assert all(tuple(trace.x) == sizes for trace in (*latency, *bandwidth, *encoded))
     assert tuple(figure.layout.xaxis.ticktext) == ("4KiB", "64KiB", "1MiB")
-    assert [trace.y[0] for trace in bandwidth] == [1.0] * 3
-    assert len([trace for trace in figure.data if trace.yaxis == "y3"]) == 1, "another device has an axis of its own"
+    assert all(trace.y[0] == 1.0 for trace in bandwidth)
+    texts = heads(figure)
+    assert [("nvfp4" in text, "h200" in text) for text in texts] == [(False, False), (True, False), (False, True)]
+    assert not [trace for trace in figure.data if trace.yaxis == "y6"], "a GPU alone has no bandwidth"
     assert "hops across them 1 us" in latency[0].hovertext[0]
     json.loads(figure.to_json(), parse_constant=pytest.fail)
 
