@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulate.cells import make_cell
 from workbench.run.describe import base_record_fields, failed
-from workbench.run.hybrid import EXCHANGES, merge_hybrid
+from workbench.run.hybrid import EXCHANGES, MEASURED_ALONE, merge_hybrid
 from workbench.run.simulated import run_simulated
 from workbench.spec.record import Outcome, Record
 
@@ -96,3 +96,9 @@ def test_what_was_not_measured_keeps_its_status():
     assert merge_hybrid(chunked, measured()).record.status == "unsupported"
     foreign = make_cell(ep=16, engine="hybrid", kernel="vllm")
     assert merge_hybrid(foreign, measured()).record.status == "ok", "a peer's kernels may be measured"
+
+
+def test_clocks_and_legs_of_the_measured_step_do_not_stand_beside_priced_exchanges():
+    figures = dict.fromkeys(MEASURED_ALONE, 7.0)
+    record = merge_hybrid(CELL, measured(**figures)).record
+    assert [getattr(record, name) for name in figures] == [None] * len(figures)

@@ -7,6 +7,7 @@ import pandas as pd
 
 FLAG_WORDS = {
     "above_peak": "above the device's physical peak: something is wrong with this figure",
+    "above_link": "more bytes a second than the links carry: something is wrong with this figure",
     "whole_model_does_not_fit": "the whole model does not fit in memory at this batch and context",
     "comm_sms_not_priced": "comm_sms is not priced",
     "network_priced": "the network is priced, not measured",
@@ -27,7 +28,7 @@ ASIDES = {
     "conversion_ms": "the weights were converted for this kernel beforehand",
 }
 """Flags that need no mark at each row."""
-GRAVE = ("above_peak", "whole_model_does_not_fit")
+GRAVE = ("above_peak", "above_link", "whole_model_does_not_fit")
 """Flags that belong into a summary."""
 
 

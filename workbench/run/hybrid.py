@@ -21,6 +21,10 @@ SHIFTED = (
     "latency_us", "latency_p50_us", "latency_p95_us", "latency_p99_us", "latency_ci_low_us", "latency_ci_high_us",
     "rank_min_us", "rank_max_us",
 )  # fmt: skip
+MEASURED_ALONE = (
+    "algbw_gb_per_s", "busbw_gb_per_s", "scale_up_us", "scale_out_us", "kernel_us", "event_us", "wall_us",
+)  # fmt: skip
+"""Columns that say nothing of a record whose exchanges are priced."""
 PER_TIME = ("tflops", "hbm_gb_per_s", "roofline_fraction")
 
 
@@ -82,8 +86,7 @@ def _times(record: Record, *, priced: dict[str, float], shift: float) -> dict[st
         "staging_us": None,
         "comm_fraction": exchange_us / latency_us,
         "bound_by": "network" if exchange_us > latency_us - exchange_us else record.bound_by,
-        "algbw_gb_per_s": None,
-        "busbw_gb_per_s": None,
+        **dict.fromkeys(MEASURED_ALONE),
     }  # fmt: skip
 
 
