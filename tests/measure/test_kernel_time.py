@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 
 from workbench.measure.clock import WallClock
-from workbench.measure.kernel_time import busy_us, kernel_us
+from workbench.measure.kernel_time import busy_us, is_work, kernel_us
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,20 @@ from workbench.measure.kernel_time import busy_us, kernel_us
 )
 def test_kernels_side_by_side_count_once(spans, expected):
     assert busy_us(spans) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "annotated", "works"),
+    [
+        ("void at::native::add_kernel", False, True),
+        ("Memcpy DtoD (Device -> Device)", False, True),
+        ("nccl:all_to_all", True, False),
+        ("Context Sync", False, False),
+        ("Stream Wait Event", False, False),
+    ],
+)
+def test_spans_and_waits_are_no_work(name, annotated, works):
+    assert is_work(FunctionEvent(0, name, 0, 0.0, 1.0, is_user_annotation=annotated)) is works
 
 
 def test_a_processor_has_no_kernel_time():

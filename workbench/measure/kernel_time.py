@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 PASSES = 3
@@ -38,5 +39,10 @@ def _profiled_us(step: Callable[[], object], device: torch.device, before: Calla
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         step()
         torch.cuda.synchronize(device)
-    events = [event for event in recorded.events() if event.device_type == DeviceType.CUDA]
+    events = [event for event in recorded.events() if event.device_type == DeviceType.CUDA and is_work(event)]
     return busy_us((event.time_range.start, event.time_range.end) for event in events)
+
+
+def is_work(event: FunctionEvent) -> bool:
+    """Whether an event of the device is a kernel or a copy: not a named span around some, and not a wait."""
+    return not event.is_user_annotation and not event.name.endswith(" Sync") and event.name != "Stream Wait Event"
