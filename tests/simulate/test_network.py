@@ -12,10 +12,16 @@ from workbench.run.simulated import run_simulated
 from workbench.simulate.layer import exchange_legs
 from workbench.simulate.network import MESSAGE_US, all_reduce_us, count_exchange_us, hop_load, link_rates, price_hop
 from workbench.simulate.traffic import group_traffic
+from workbench.spec.catalog import resolve_cluster
+from workbench.spec.cluster import ClusterRef, Links
 from workbench.spec.errors import Unsupported
 from workbench.workload.traffic import route_all
 
 NODES = np.repeat([0, 1], 2)
+
+
+def linked(*, gpus=16, **links):
+    return resolve_cluster(ClusterRef(hardware="h200-sxm", nodes=gpus // 8, gpus_per_node=8, links=Links(**links)))
 
 
 def even(size: float, num_ranks: int = 4) -> np.ndarray:
@@ -81,9 +87,42 @@ def test_the_slowest_link_of_the_slowest_rank_decides():
     assert incast.total_us == pytest.approx(2e8 / 50e3 + links.out_latency_us)
 
 
-def test_what_stays_on_the_gpu_is_free():
-    rows = np.diag([1e6] * 4)
-    assert price_hop(load(rows), link_rates(cluster_of()), row_bytes=100).total_us == 0
+def test_what_stays_on_the_gpu_is_read_and_written_beside_the_messages():
+    links, rows = link_rates(cluster_of()), np.diag([1e6] * 4)
+    cost = price_hop(load(rows), links, row_bytes=100)
+    assert cost.total_us == pytest.approx(2 * 1e8 / 4.8e6)
+    assert cost.latency_us == 0
+    rows[0, 3] = 1e6
+    assert price_hop(load(rows), links, row_bytes=100).total_us == pytest.approx(1e8 / 50e3 + links.out_latency_us)
+
+
+def test_ranks_of_a_node_share_its_nic():
+    """Each rank of node 0 sends 1e8 bytes to node 1, over a NIC of its own and through the node's."""
+    rows = np.zeros((4, 4))
+    rows[0, 2] = rows[1, 3] = 1e6
+    own_us = 1e8 / 50e3
+
+    def total_us(**links):
+        return price_hop(load(rows), link_rates(linked(**links)), row_bytes=100).total_us - 5
+
+    assert total_us() == pytest.approx(own_us)
+    assert total_us(scale_out_node_gb_per_s=25) == pytest.approx(2e8 / 25e3)
+    assert total_us(scale_out_node_gb_per_s=1000) == pytest.approx(own_us), "the ranks' own NICs bind"
+    assert total_us(scale_out_node_gb_per_s=25, oversubscription=2) == pytest.approx(4e8 / 25e3)
+    cost = price_hop(load(rows), link_rates(linked(scale_out_node_gb_per_s=25)), row_bytes=100)
+    assert cost.node_sent_us_R.tolist() == [8000, 8000, 0, 0]
+    assert cost.node_received_us_R.tolist() == [0, 0, 8000, 8000]
+    inside = load(even(1e6), np.zeros(4, int))
+    assert price_hop(inside, link_rates(linked(scale_out_node_gb_per_s=1)), row_bytes=1).total_us < 10
+
+
+def test_a_shared_nic_slows_a_layer_and_is_part_of_the_cell():
+    alone, shared = (
+        run_simulated(make_cell(ep=16, cluster=linked(gpus=16, **links))).record
+        for links in ({}, {"scale_out_node_gb_per_s": 34})
+    )
+    assert shared.dispatch_us > 5 * alone.dispatch_us
+    assert shared.scale_out_bytes == alone.scale_out_bytes
 
 
 def test_a_mesh_pair_has_one_link():
@@ -132,7 +171,7 @@ def test_a_missing_link_is_unsupported_and_names_the_field():
 def test_one_rank_exchanges_nothing():
     links = link_rates(cluster_of())
     hop = load(even(5, 1), np.zeros(1, int))
-    assert price_hop(hop, links, row_bytes=100).total_us == 0
+    assert price_hop(hop, links, row_bytes=100).latency_us == 0
     assert count_exchange_us((hop,), links, node_R=np.zeros(1, int)) == 0
     assert all_reduce_us(1e9, num_ranks=1, links=links) == 0
     record = run_simulated(make_cell("qwen3-30b-a3b", ep=1)).record

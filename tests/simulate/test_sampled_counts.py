@@ -38,7 +38,7 @@ def test_a_sampled_group_looks_like_the_whole_one(skew):
     assert sampled.pairs_R.max() == pytest.approx(whole.pairs_R.max(), rel=0.1)
     for few, all_of in zip(sampled.hops, whole.hops, strict=True):
         assert few.out_received_R.max() == pytest.approx(all_of.out_received_R.max(), rel=0.1)
-        assert few.messages_sent_R.mean() == pytest.approx(all_of.messages_sent_R.mean(), rel=0.1)
+        assert few.sent.messages_R.mean() == pytest.approx(all_of.sent.messages_R.mean(), rel=0.1)
 
 
 def test_counts_are_shared_between_precisions(monkeypatch):

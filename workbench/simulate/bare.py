@@ -5,7 +5,7 @@ rank's. Rows are packed for every hop but a first one that finds them in its ord
 before the first hop and turned back after the last.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +14,8 @@ from workbench.comm.hop import PADDING, Hop
 from workbench.simulate.compute import Rates, Stage, copy_stage, rates_of
 from workbench.simulate.formats import WIRE_FORMATS
 from workbench.simulate.layer import Leg
-from workbench.simulate.network import HopCost, LinkRates, hop_load, link_rates, price_hop
+from workbench.simulate.loads import load_of
+from workbench.simulate.network import LinkRates, link_rates, price_hop
 from workbench.simulate.stages import quantise_stage
 from workbench.simulate.weights import WIDE_BYTES
 from workbench.spec.scenario import Cell
@@ -58,21 +59,8 @@ def bare_cost(cell: Cell) -> BareCost:
 
 
 def _leg(hop: Hop, links: LinkRates, *, node_R: np.ndarray, row_bytes: int) -> Leg:
-    load = hop_load(hop.name, hop.send_counts.astype(float), hop.messages(), node_R=node_R)
-    cost = price_hop(load, links, row_bytes=row_bytes)
-    if hop.rounds:
-        cost = _in_rounds(hop, cost, links, node_R=node_R, row_bytes=row_bytes)
-    return Leg(f"dispatch.{hop.name}", load, cost, row_bytes)
-
-
-def _in_rounds(hop: Hop, whole: HopCost, links: LinkRates, *, node_R: np.ndarray, row_bytes: int) -> HopCost:
-    """The hop's loads, one round after another."""
-    rounds = [
-        price_hop(hop_load(hop.name, rows.astype(float), rows > 0, node_R=node_R), links, row_bytes=row_bytes)
-        for rows in hop.round_counts()
-    ]
-    own_us_R = sum((cost.rank_us_R for cost in rounds), start=np.zeros(len(node_R)))
-    return replace(whole, rank_us_R=own_us_R, total_us=sum(cost.total_us for cost in rounds))
+    load = load_of(hop, node_R=node_R)
+    return Leg(f"dispatch.{hop.name}", load, price_hop(load, links, row_bytes=row_bytes), row_bytes)
 
 
 def _in_order(hop: Hop, num_rows: int) -> bool:

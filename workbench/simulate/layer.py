@@ -13,9 +13,9 @@ import numpy as np
 
 from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
 from workbench.simulate.compute import Rates, Stage, bound_by, rates_of
+from workbench.simulate.loads import HopLoad
 from workbench.simulate.network import (
     HopCost,
-    HopLoad,
     LinkRates,
     all_reduce_us,
     count_exchange_us,

@@ -1,19 +1,29 @@
 """Time of one exchange: a plan's bytes and messages on a cluster's links, the slowest rank deciding.
 
-R ranks. A hop costs latency + max over ranks of max(scale-up out, scale-up in, NIC out, NIC in, messages / rate), the
-cost model of DeepEP-style analyses: links are full duplex, so out and in do not add up. What a rank sends to
-itself is free here. On a mesh one pair of GPUs has only ``per_peer_gb_per_s``.
+R ranks. A hop costs latency + max over ranks of max(scale-up out, scale-up in, NIC out, NIC in, the node's NIC out and
+in, messages / rate, own copy), the cost model of DeepEP-style analyses: links are full duplex, so out and in do not add
+up. What a rank sends to itself is copied through its memory meanwhile. On a mesh one pair of GPUs has only
+``per_peer_gb_per_s``.
+
+Messages are those of the plan: one for each block that holds rows, whether one collective carries the blocks or each
+goes by itself; a row where rows go one by one. An all-gather is priced as its blocks sent one by one to every rank
+that gets them, which is also what a ring moves through each link. Padding travels like any row.
+
+Rounds follow one another for all ranks at once: a hop in rounds costs the sum of its rounds, each with its latency and
+its slowest rank. Ranks really wait for their own peer alone, so this is the most that skew can add up to.
 
 Idealised: links reach their data-sheet rate at every message size, hops follow one another without gaps and without
-pipelining, nothing else uses the network, and rails never collide. Oversubscription divides every NIC's rate.
+pipelining, nothing else uses the network, and rails never collide. What takes a network off that is in ``penalties``.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from workbench.simulate.sampling import full_counts
-from workbench.spec.cluster import Cluster
+from workbench.simulate.loads import HopLoad, PortLoad, RoundLoads, hop_load
+from workbench.simulate.penalties import CROSS, CROSS_RATE, INCAST_RATE, RAIL
+from workbench.spec.cluster import Cluster, Hardware
 from workbench.spec.errors import Unsupported
 
 MESSAGE_US = 0.1
@@ -21,120 +31,125 @@ MESSAGE_US = 0.1
 
 COUNT_BYTES = 8
 MAX_RANKS = 512
+UP_FIELD, OUT_FIELD = "cluster.links.scale_up_gb_per_s", "cluster.links.scale_out_gb_per_s"
 
 
 @dataclass(frozen=True)
 class LinkRates:
-    """One direction of one GPU's links: bytes a microsecond and microseconds of latency."""
+    """One direction of one GPU's links: bytes a microsecond and microseconds of latency.
+
+    ``node`` is what the ranks of a node share; None where nothing is shared. ``memory`` is a GPU's own, for what stays.
+    ``alpha_us`` are costs of a scale-out message, along a rail and across; ``incast`` the part of a NIC's rate that is
+    left where several ranks send to it.
+    """
 
     up_bytes_per_us: float
     peer_bytes_per_us: float | None
     out_bytes_per_us: float
     up_latency_us: float
     out_latency_us: float
-
-
-@dataclass(frozen=True)
-class HopLoad:
-    """What one hop puts on each rank's links, in rows [R]; times bytes a row it is bytes.
-
-    ``up`` is the scale-up domain, ``out`` the network between domains; ``self_R`` stays on the GPU. ``peer_R`` is
-    the largest row count of any one scale-up pair with that rank. Messages are counted without those to itself.
-    """
-
-    name: str
-    up_sent_R: np.ndarray
-    up_received_R: np.ndarray
-    out_sent_R: np.ndarray
-    out_received_R: np.ndarray
-    self_R: np.ndarray
-    peer_R: np.ndarray
-    messages_sent_R: np.ndarray
-    messages_received_R: np.ndarray
-
-    @property
-    def sent_R(self) -> np.ndarray:
-        """Rows that leave each rank's buffer, those to itself included."""
-        return self.up_sent_R + self.out_sent_R + self.self_R
-
-    @property
-    def received_R(self) -> np.ndarray:
-        return self.up_received_R + self.out_received_R + self.self_R
-
-    @property
-    def reverse(self) -> "HopLoad":
-        """The same rows sent back: what combine does to dispatch."""
-        return HopLoad(
-            self.name,
-            self.up_received_R,
-            self.up_sent_R,
-            self.out_received_R,
-            self.out_sent_R,
-            self.self_R,
-            self.peer_R,
-            self.messages_received_R,
-            self.messages_sent_R,
-        )
+    node_bytes_per_us: float | None = None
+    cross_bytes_per_us: float | None = None
+    memory_bytes_per_us: float | None = None
+    alpha_us: tuple[float, float] = (0.0, 0.0)
+    incast: float = 1.0
 
 
 @dataclass(frozen=True)
 class HopCost:
-    """Microseconds of a hop: each rank's own links [R], and the hop as a whole (latency and the slowest rank)."""
+    """Microseconds of a hop: each rank's links [R], node NICs by rank [R], and the hop as a whole.
+
+    ``rank_us_R`` is a rank's own time with its latencies, ``total_us`` the latencies and the slowest rank.
+    """
 
     name: str
     up_sent_us_R: np.ndarray
     up_received_us_R: np.ndarray
     out_sent_us_R: np.ndarray
     out_received_us_R: np.ndarray
+    node_sent_us_R: np.ndarray
+    node_received_us_R: np.ndarray
+    messages_us_R: np.ndarray
+    copy_us_R: np.ndarray
+    latency_us: float
     rank_us_R: np.ndarray
     total_us: float
+
+    @property
+    def parts_us(self) -> dict[str, float]:
+        """The slowest rank's time by what it would be if that were all: classes of links, messages, copy, latency."""
+        parts = {
+            "scale_up": (self.up_sent_us_R, self.up_received_us_R),
+            "scale_out": (self.out_sent_us_R, self.out_received_us_R),
+            "node_nic": (self.node_sent_us_R, self.node_received_us_R),
+            "messages": (self.messages_us_R,),
+            "own_copy": (self.copy_us_R,),
+        }
+        busiest = {name: float(max(us_R.max() for us_R in both)) for name, both in parts.items()}
+        return busiest | {"latency": self.latency_us}
 
 
 def link_rates(cluster: Cluster) -> LinkRates:
     """Rates of one GPU's links, overrides of the cluster already merged into its hardware."""
-    up, out = cluster.hardware.scale_up, cluster.hardware.scale_out
+    hardware = cluster.hardware
+    up, out = hardware.scale_up, hardware.scale_out
+    narrowed, on = max(1.0, out.oversubscription), out.penalties
+    rate = out.gb_per_s * 1e3 / narrowed
+    small, across = "small_messages" in on, "cross_rail" in on
+    up_latency_us, up_rate = _measured_up(hardware) if small else (up.latency_us, up.gb_per_s * 1e3)
+    cross = CROSS.rate if small else CROSS_RATE
     return LinkRates(
-        up_bytes_per_us=up.gb_per_s * 1e3,
+        up_bytes_per_us=up_rate,
         peer_bytes_per_us=up.per_peer_gb_per_s * 1e3 if up.topology == "mesh" and up.per_peer_gb_per_s else None,
-        out_bytes_per_us=out.gb_per_s * 1e3 / max(1.0, out.oversubscription),
-        up_latency_us=up.latency_us,
+        out_bytes_per_us=rate * RAIL.rate if small else rate,
+        up_latency_us=up_latency_us,
         out_latency_us=out.latency_us,
+        node_bytes_per_us=out.node_gb_per_s * 1e3 / narrowed if out.node_gb_per_s else None,
+        cross_bytes_per_us=rate * cross if across else None,
+        memory_bytes_per_us=hardware.memory_tb_per_s * 1e6,
+        alpha_us=(RAIL.alpha_us, CROSS.alpha_us if across else RAIL.alpha_us) if small else (0.0, 0.0),
+        incast=INCAST_RATE if "incast" in on else 1.0,
     )
 
 
-def hop_load(
-    name: str, rows_RR: np.ndarray, messages_RR: np.ndarray, *, node_R: np.ndarray, scale: float = 1.0
-) -> HopLoad:
-    """Sums of a hop's [source, destination] rows by rank, direction and link; ``scale`` undoes token sampling.
+def _measured_up(hardware: Hardware) -> tuple[float, float]:
+    """Latency and bytes a microsecond inside a node, as published for the part's NCCL all-to-all where they are.
 
-    Sampled tokens leave pairs empty that the full batch would use, so messages scale too, up to R - 1.
+    Its bandwidth counts what a rank sends itself, which travels nowhere.
     """
-    num_ranks = len(node_R)
-    same_RR = node_R[:, None] == node_R[None, :]
-    up_RR = np.where(same_RR, rows_RR, 0)
-    np.fill_diagonal(up_RR, 0)
-    out_RR = np.where(same_RR, 0, rows_RR)
-    messages = np.array(messages_RR)
-    np.fill_diagonal(messages, 0)
-    return HopLoad(
-        name,
-        up_sent_R=full_counts(up_RR.sum(axis=1), scale=scale),
-        up_received_R=full_counts(up_RR.sum(axis=0), scale=scale),
-        out_sent_R=full_counts(out_RR.sum(axis=1), scale=scale),
-        out_received_R=full_counts(out_RR.sum(axis=0), scale=scale),
-        self_R=full_counts(np.diagonal(rows_RR), scale=scale),
-        peer_R=np.maximum(up_RR.max(axis=1), up_RR.max(axis=0)) * scale,
-        messages_sent_R=np.minimum(messages.sum(axis=1) * scale, num_ranks - 1),
-        messages_received_R=np.minimum(messages.sum(axis=0) * scale, num_ranks - 1),
-    )
+    up, fit = hardware.scale_up, hardware.measured_all_to_all
+    if fit is None:
+        return up.latency_us, up.gb_per_s * 1e3
+    return fit.alpha_us, fit.algbw_gb_per_s * 1e3 * (fit.num_gpus - 1) / fit.num_gpus
 
 
-def _link_us(rows_R: np.ndarray, row_bytes: float, rate: float, *, field: str) -> np.ndarray:
+def _link_us(rows: np.ndarray, row_bytes: float, rate: float, *, field: str) -> np.ndarray:
     if not rate:
-        if rows_R.any():
+        if rows.any():
             raise Unsupported(f"traffic between ranks needs a link that this hardware has not: set {field}")
-        return np.zeros_like(rows_R)
-    return rows_R * (row_bytes / rate)
+        return np.zeros_like(rows, dtype=float)
+    return rows * (row_bytes / rate)
+
+
+def _out_us(rail: np.ndarray, cross: np.ndarray, row_bytes: float, links: LinkRates) -> np.ndarray:
+    across = links.out_bytes_per_us if links.cross_bytes_per_us is None else links.cross_bytes_per_us
+    along_us = _link_us(rail, row_bytes, links.out_bytes_per_us, field=OUT_FIELD)
+    return along_us + _link_us(cross, row_bytes, across, field=OUT_FIELD)
+
+
+def _port_us(port: PortLoad, hop: HopLoad, links: LinkRates, row_bytes: float) -> tuple[np.ndarray, ...]:
+    """One direction: scale-up, NIC, the node's NIC."""
+    up_us_R = _link_us(port.up_R, row_bytes, links.up_bytes_per_us, field=UP_FIELD)
+    out_us_R = _out_us(port.rail_R, port.cross_R, row_bytes, links)
+    if not hop.per_row and hop.rounds is None:
+        along_us, across_us = links.alpha_us
+        out_us_R = out_us_R + port.rail_messages_R * along_us + port.cross_messages_R * across_us
+    if port is hop.received and hop.rounds is None:
+        out_us_R = np.where(port.out_peers_R > 1, out_us_R / links.incast, out_us_R)
+    if links.node_bytes_per_us is None:
+        return up_us_R, out_us_R, np.zeros_like(out_us_R)
+    node_N = np.bincount(hop.node_R, port.out_R)
+    return up_us_R, out_us_R, node_N[hop.node_R] * (row_bytes / links.node_bytes_per_us)
 
 
 def price_hop(hop: HopLoad, links: LinkRates, *, row_bytes: float) -> HopCost:
@@ -142,19 +157,41 @@ def price_hop(hop: HopLoad, links: LinkRates, *, row_bytes: float) -> HopCost:
 
     Raises Unsupported when bytes need a link of rate zero, naming the field that sets it.
     """
-    up, out = "cluster.links.scale_up_gb_per_s", "cluster.links.scale_out_gb_per_s"
-    up_sent = _link_us(hop.up_sent_R, row_bytes, links.up_bytes_per_us, field=up)
-    up_received = _link_us(hop.up_received_R, row_bytes, links.up_bytes_per_us, field=up)
-    out_sent = _link_us(hop.out_sent_R, row_bytes, links.out_bytes_per_us, field=out)
-    out_received = _link_us(hop.out_received_R, row_bytes, links.out_bytes_per_us, field=out)
-    busiest = [up_sent, up_received, out_sent, out_received]
-    busiest += [hop.messages_sent_R * MESSAGE_US, hop.messages_received_R * MESSAGE_US]
+    up_sent, out_sent, node_sent = _port_us(hop.sent, hop, links, row_bytes)
+    up_received, out_received, node_received = _port_us(hop.received, hop, links, row_bytes)
+    messages = np.maximum(hop.sent.messages_R, hop.received.messages_R) * MESSAGE_US
+    memory = links.memory_bytes_per_us
+    copy = hop.self_R * (2 * row_bytes / memory) if memory else np.zeros_like(hop.self_R)
+    busiest = [up_sent, up_received, out_sent, out_received, node_sent, node_received, messages, copy]
     if links.peer_bytes_per_us:
         busiest.append(hop.peer_R * (row_bytes / links.peer_bytes_per_us))
     own_us_R = np.max(busiest, axis=0)
-    latency_us = _latency_us(hop, links)
-    rank_us_R = np.where(own_us_R > 0, own_us_R + latency_us, 0.0)
-    return HopCost(hop.name, up_sent, up_received, out_sent, out_received, rank_us_R, float(rank_us_R.max()))
+    if hop.rounds is None:
+        latency_us = _latency_us(hop, links)
+        rank_us_R = np.where(own_us_R > 0, own_us_R + latency_us, 0.0)
+        total_us = float(rank_us_R.max())
+    else:
+        latency_us, total_us = _rounds_us(hop.rounds, links, row_bytes)
+        total_us = max(total_us, float(copy.max()))
+        rank_us_R = np.where(own_us_R > 0, np.minimum(own_us_R + latency_us, total_us), 0.0)
+    costs = (up_sent, up_received, out_sent, out_received, node_sent, node_received, messages, copy)
+    return HopCost(hop.name, *costs, latency_us, rank_us_R, total_us)
+
+
+def _rounds_us(rounds: RoundLoads, links: LinkRates, row_bytes: float) -> tuple[float, float]:
+    """Latencies of all rounds, and latencies and slowest ranks together; a round is one message a rank."""
+    out_S = rounds.rail_S + rounds.cross_S > 0
+    latency_S = np.where(out_S, links.out_latency_us, np.where(rounds.up_S > 0, links.up_latency_us, 0.0))
+    along_us, across_us = links.alpha_us
+    alpha_S = np.maximum(np.where(rounds.rail_S > 0, along_us, 0.0), np.where(rounds.cross_S > 0, across_us, 0.0))
+    up_S = _link_us(rounds.up_S, row_bytes, links.peer_bytes_per_us or links.up_bytes_per_us, field=UP_FIELD)
+    none_S = np.zeros_like(rounds.rail_S)
+    busiest = [up_S, alpha_S + np.maximum(
+        _out_us(rounds.rail_S, none_S, row_bytes, links), _out_us(none_S, rounds.cross_S, row_bytes, links)
+    )]  # fmt: skip
+    if links.node_bytes_per_us is not None:
+        busiest.append(rounds.node_S * (row_bytes / links.node_bytes_per_us))
+    return float(latency_S.sum()), float((latency_S + np.max(busiest, axis=0)).sum())
 
 
 def _latency_us(hop: HopLoad, links: LinkRates) -> float:
@@ -164,13 +201,22 @@ def _latency_us(hop: HopLoad, links: LinkRates) -> float:
 
 
 def count_exchange_us(hops: tuple[HopLoad, ...], links: LinkRates, *, node_R: np.ndarray) -> float:
-    """Every rank tells every other how many rows come, once a hop, before the rows: R - 1 messages of 8 bytes."""
-    num_ranks = len(node_R)
-    if num_ranks == 1:
+    """Every rank tells every other how many rows come, once a hop whose receivers do not know, before the rows.
+
+    R - 1 messages of 8 bytes, a hop in rounds or with few peers too: ranks cannot know who has nothing for them.
+    """
+    asked = sum(not hop.announced for hop in hops)
+    if len(node_R) == 1 or not asked:
         return 0.0
-    ones_RR = np.ones((num_ranks, num_ranks))
-    counts = hop_load("counts", ones_RR, ones_RR, node_R=node_R)
-    return len(hops) * price_hop(counts, links, row_bytes=COUNT_BYTES).total_us
+    return asked * _counts_us(tuple(np.asarray(node_R).tolist()), links)
+
+
+@lru_cache(maxsize=256)
+def _counts_us(node_R: tuple[int, ...], links: LinkRates) -> float:
+    ones_RR = np.ones((len(node_R), len(node_R)))
+    np.fill_diagonal(ones_RR, 0)
+    counts = hop_load("counts", ones_RR, ones_RR, node_R=np.asarray(node_R))
+    return price_hop(counts, links, row_bytes=COUNT_BYTES).total_us
 
 
 def all_reduce_us(num_bytes: float, *, num_ranks: int, links: LinkRates) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from workbench.balance.dynamics import reached
 from workbench.balance.history import placed_before
 from workbench.comm.strategies import make_plan
-from workbench.simulate.network import HopLoad, hop_load
+from workbench.simulate.loads import HopLoad, plan_loads
 from workbench.simulate.sampling import full_counts
 from workbench.spec.scenario import Cell
 from workbench.workload.loads import slot_counts
@@ -103,10 +103,7 @@ def count_traffic(cell: Cell, traffic: RoutedTraffic, *, layer: int = 0) -> Grou
     routed = int(traffic.tokens_R.sum())
     scale = float(source_tokens(cell).sum() / routed) if routed else 1.0
     node_R = plan.topology.node_of
-    hops = tuple(
-        hop_load(name, rows_RR, messages_RR, node_R=node_R, scale=scale)
-        for name, rows_RR, messages_RR in plan.traffic(1)
-    )
+    hops = plan_loads(plan.hops, node_R=node_R, scale=scale)
     loads_E = slot_counts(traffic.ids, cell.model.num_experts)
     expert_tokens_E = full_counts(loads_E, scale=scale)
     rows_R = hops[-1].received_R if hops else source_tokens(cell).astype(np.float64)

@@ -167,8 +167,10 @@ def _with_links(part: Hardware, links: Links) -> Hardware:
     }
     out = {
         "gb_per_s": links.scale_out_gb_per_s,
+        "node_gb_per_s": links.scale_out_node_gb_per_s,
         "latency_us": links.scale_out_latency_us,
         "oversubscription": links.oversubscription,
+        "penalties": links.penalties,
     }
     # A measured all-to-all belongs to the links it was measured on.
     measured = part.measured_all_to_all if all(value is None for value in up.values()) else None

@@ -6,6 +6,8 @@ from pydantic import Field
 
 from workbench.spec.base import Bytes, Count, Frozen, NonNegative, NonNegativeReal, Positive, Text
 
+PenaltyName = Literal["cross_rail", "small_messages", "incast"]
+
 
 class MeasuredAllToAll(Frozen):
     """A published intra-node NCCL all-to-all fit: time = alpha + bytes / algbw."""
@@ -26,11 +28,17 @@ class ScaleUp(Frozen):
 
 
 class ScaleOut(Frozen):
-    """The network between domains; ``gb_per_s`` is the NIC share of one GPU."""
+    """The network between domains; ``gb_per_s`` is the NIC share of one GPU.
+
+    ``node_gb_per_s`` is what all GPUs of a node share besides: one NIC for all of them, or a limit of the host.
+    ``penalties`` are derates that the simulator takes off the rate (``workbench.simulate.penalties``).
+    """
 
     gb_per_s: NonNegativeReal
+    node_gb_per_s: Positive | None = None
     latency_us: NonNegativeReal = 5.0
     oversubscription: Positive = 1.0
+    penalties: tuple[PenaltyName, ...] = ()
 
 
 class Hardware(Frozen):
@@ -61,8 +69,10 @@ class Links(Frozen):
     scale_up_domain: Count | None = None
     scale_up_latency_us: NonNegativeReal | None = None
     scale_out_gb_per_s: Positive | None = None
+    scale_out_node_gb_per_s: Positive | None = None
     scale_out_latency_us: NonNegativeReal | None = None
     oversubscription: Positive | None = None
+    penalties: tuple[PenaltyName, ...] | None = None
 
 
 class Host(Frozen):
