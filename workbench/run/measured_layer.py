@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from workbench.spec.scenario import Cell
 
 STAGE_PASSES = 5
 BF16_BYTES = 2
+WAITS = ("count_exchange_s", "staging_s")
 
 
 def measure_layer(cell: Cell, context: RankContext, *, clock: Clock, started: float) -> RankReport:
@@ -92,18 +94,21 @@ def stage_passes(times_us: tuple[float, ...], cell: Cell) -> int:
 def stage_medians(
     run: Callable[[], Any], sampler: Sampler, clock: Clock, *, passes: int
 ) -> tuple[tuple[tuple[str, float], ...], Counters]:
-    """Median of each stage over passes; the counters hold one pass."""
+    """Median of each stage over passes; the counters hold the bytes of one pass and the median of their times."""
     transport = sampler.context.transport
     passes = int(sampler.context.gather([passes]).min())
     times: list[list[tuple[str, float]]] = []
+    counted: list[Counters] = []
     for _ in range(passes):
         sampler.flush()
         sampler.context.barrier()
         transport.reset()
         times.append(clock.time_stages(run.stages()))
+        counted.append(transport.reset())
     medians = np.median([[us for _, us in row] for row in times], axis=0)
     names = [name for name, _ in times[0]]
-    return tuple(zip(names, medians.tolist(), strict=True)), transport.reset()
+    waits = {name: float(np.median([getattr(one, name) for one in counted])) for name in WAITS}
+    return tuple(zip(names, medians.tolist(), strict=True)), replace(counted[-1], **waits)
 
 
 def wire_fields(
