@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.run.rank_gang import cell, run_ranks
 from workbench.comm import transport as transport_module
 from workbench.comm.bare import bare_plan
-from workbench.comm.rank_plan import prepare_rank
+from workbench.comm.rank_plan import RankHop, prepare_rank
 from workbench.spec.scenario import AllToAllScope
 
 SIZE = 8 * 2**20
@@ -22,13 +22,18 @@ PAIRS, REPEATS = 40, 5
 EVEN, UNEVEN = "uniform", {"kind": "hot_rank", "factor": 2, "rank": 1}
 
 
-def leg_and_bare(skew, context) -> list[list[tuple[float, float]]]:
-    """Seconds of (payload leg, bare collective) of this rank, [repeats][pairs]."""
+def parts(skew, context) -> tuple[RankHop, torch.Tensor, torch.Tensor]:
+    """The hop of a bare exchange, this rank's rows, and room for those that come in."""
     scope = AllToAllScope(kind="all_to_all", bytes_per_rank=SIZE)
     plan, row_bytes = bare_plan(cell(ranks=context.world, scope=scope, skew=skew))
     (hop,) = prepare_rank(plan, rank=context.rank).hops
     rows = torch.randint(0, 256, (len(hop.send_rows), row_bytes), dtype=torch.uint8)
-    place = torch.empty(sum(hop.recv_counts), row_bytes, dtype=torch.uint8)
+    return hop, rows, torch.empty(sum(hop.recv_counts), row_bytes, dtype=torch.uint8)
+
+
+def leg_and_bare(skew, context) -> list[list[tuple[float, float]]]:
+    """Seconds of (payload leg, bare collective) of this rank, [repeats][pairs]."""
+    hop, rows, place = parts(skew, context)
 
     def bare() -> torch.Tensor:
         dist.all_to_all_single(place, rows, hop.recv_counts, hop.send_counts)
@@ -63,7 +68,10 @@ def test_the_payload_leg_reaches_a_bare_collective_of_the_same_splits(skew):
 
 
 def own_all_to_all(context) -> bool:
-    """Whether the transport leaves an all-to-all to gloo."""
+    """Whether the transport leaves an all-to-all to gloo; either way it brings what gloo brings."""
+    hop, rows, place = parts(UNEVEN, context)
+    dist.all_to_all_single(place, rows, hop.recv_counts, hop.send_counts)
+    assert torch.equal(context.transport.carry(rows, hop), place)
     return context.transport._has_whole
 
 
@@ -77,4 +85,4 @@ def apart(context) -> bool:
 def test_gloo_may_send_as_it_likes_within_a_host_only():
     """Between hosts all receives come first; every rank decides alike."""
     assert run_ranks(own_all_to_all, world=2) == [True, True]
-    assert run_ranks(apart, world=2) == [False, False]
+    assert run_ranks(apart, world=3) == [False] * 3
