@@ -21,12 +21,12 @@ def reports(*legs_of_ranks, **fields) -> list[RankReport]:
     return [RankReport(rank, legs=legs, **fields) for rank, legs in enumerate(legs_of_ranks)]
 
 
-def on_gpus(one, *, up: float = 100.0, out: float = 10.0):
+def on_gpus(one, *, up: float = 100.0, out: float = 10.0, node: float | None = None):
     hardware = one.cluster.hardware.model_copy(
         update={
             "device": "cuda",
             "scale_up": ScaleUp(gb_per_s=up, domain=8, topology="switch"),
-            "scale_out": ScaleOut(gb_per_s=out),
+            "scale_out": ScaleOut(gb_per_s=out, node_gb_per_s=node),
         }
     )
     return one.model_copy(update={"cluster": one.cluster.model_copy(update={"hardware": hardware, "device": "cuda"})})
@@ -78,6 +78,15 @@ def test_more_than_the_link_carries_is_flagged(one_leg, flags):
     one = on_gpus(cell())
     assert above_link(one, reports((one_leg,), (one_leg,)), latency_us=1e9) == flags
     assert above_link(cell(), reports((one_leg,), (one_leg,)), latency_us=1e9) == []
+
+
+def test_ranks_of_a_node_share_its_port():
+    """Two nodes of two ranks, 6 GB/s a rank: within each NIC's 10, above a port of 10 for both of a node."""
+    one_leg = leg("dispatch.x", "scale_out", 100, out=6 * 10**5)
+    four = reports(*[(one_leg,)] * 4)
+    assert above_link(on_gpus(cell()), four, latency_us=1e9) == []
+    assert above_link(on_gpus(cell(), node=12.5), four, latency_us=1e9) == []
+    assert above_link(on_gpus(cell(), node=10.0), four, latency_us=1e9) == ["above_link"]
 
 
 def test_the_whole_pass_may_not_beat_the_links_either():

@@ -6,9 +6,12 @@ R ranks. Bytes are of one pass over all ranks, both ways of a layer together.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from workbench.comm.bandwidth import algbw, busbw
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
+from workbench.comm.topology import topology_of
 from workbench.run.report import Leg, RankReport
 from workbench.spec.scenario import AllToAllScope, Cell
 
@@ -103,18 +106,23 @@ def link_rows(cell: Cell, reports: Sequence[RankReport]) -> list[dict[str, Any]]
 
 
 def above_link(cell: Cell, reports: Sequence[RankReport], *, latency_us: float) -> list[str]:
-    """``above_link`` where a rank sent or received more a second, in a leg or over the latency, than its links carry.
+    """``above_link`` where a rank, or a node over the port that its ranks share, sent or received more a second than
+    its links carry: in a leg, or over the latency.
 
     Only of GPUs: a processor's ranks pass rows through memory, whatever links the cluster is said to have.
     """
     if cell.cluster.device != "cuda":
         return []
-    hardware = cell.cluster.hardware
-    rates = {"scale_up": hardware.scale_up.gb_per_s, "scale_out": hardware.scale_out.gb_per_s}
-    timed = [(leg, _slowest_us(legs)) for legs in legs_by_name(reports).values() for leg in legs]
-    for link, rate in rates.items():
-        if any(max(leg.sent[link], leg.received[link]) > rate * 1e3 * us for leg, us in timed):
-            return [ABOVE_LINK]
-        if any(report.wire.get(link, 0) > rate * 1e3 * latency_us for report in reports):
-            return [ABOVE_LINK]
-    return []
+    up, out = cell.cluster.hardware.scale_up, cell.cluster.hardware.scale_out
+    for way in ("sent", "received"):
+        for legs in legs_by_name(reports).values():
+            moved = {link: np.array([getattr(leg, way)[link] for leg in legs]) for link in ("scale_up", "scale_out")}
+            budgets = [(moved["scale_up"], up.gb_per_s), (moved["scale_out"], out.gb_per_s)]
+            if out.node_gb_per_s is not None:
+                nodes = topology_of(cell).node_of[[report.rank for report in reports if report.legs]]
+                budgets.append((np.bincount(nodes, moved["scale_out"]), out.node_gb_per_s))
+            if any((size > rate * 1e3 * _slowest_us(legs)).any() for size, rate in budgets):
+                return [ABOVE_LINK]
+    rates = {"scale_up": up.gb_per_s, "scale_out": out.gb_per_s}
+    passed = [report.wire.get(link, 0) > rate * 1e3 * latency_us for report in reports for link, rate in rates.items()]
+    return [ABOVE_LINK] if any(passed) else []
