@@ -174,6 +174,8 @@ def flags_text(
         hardware=cell.cluster.hardware, precision=cell.precision,
     ):  # fmt: skip
         flags.append("above_peak")
+    if cell.cluster.hardware.scale_out.penalties:
+        flags.append("penalties=" + "+".join(cell.cluster.hardware.scale_out.penalties))
     if cell.dispatch.comm_sms is not None:
         flags.append("comm_sms_not_priced")
     if not model_fit(cell).fits:

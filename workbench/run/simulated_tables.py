@@ -35,7 +35,9 @@ def stage_rows(cell: Cell, cost: LayerCost) -> Rows:
 def link_rows(cell: Cell, cost: LayerCost) -> Rows:
     """Of each hop, link class and direction the busiest rank's link and rank 0's.
 
-    A link is called ``leg.hop/class/direction/rank``, such as ``dispatch.flat/scale_out/in/rank 3``.
+    A link is called ``leg.hop/class/direction/rank``, such as ``dispatch.flat/scale_out/in/rank 3``; a node's shared
+    NIC ``dispatch.flat/node_nic/in/node 1``. What a hop costs besides is there as ``messages``, ``own_copy`` (with
+    what stays on its rank) and ``latency``.
     """
     return [row for leg in cost.legs for row in leg_rows(cell.cell_id, leg)]
 
@@ -48,18 +50,38 @@ def leg_rows(cell_id: str, leg: Leg) -> Rows:
         ("scale_up/in", load.up_received_R, cost.up_received_us_R),
         ("scale_out/out", load.out_sent_R, cost.out_sent_us_R),
         ("scale_out/in", load.out_received_R, cost.out_received_us_R),
+        ("own_copy", load.self_R, cost.copy_us_R),
     )
-    return [
-        {
-            "cell_id": cell_id,
-            "link": f"{leg.name}/{name}/rank {rank}",
-            "bytes": round(float(rows_R[rank]) * leg.row_bytes),
-            "busy_us": float(busy_us_R[rank]),
-        }
+    found = [
+        (f"{name}/rank {rank}", float(rows_R[rank]), float(busy_us_R[rank]))
         for name, rows_R, busy_us_R in links
         if rows_R.any()
         for rank in sorted({0, int(np.argmax(rows_R))})
     ]
+    found += _node_links(leg)
+    busiest = int(np.argmax(cost.messages_us_R))
+    if cost.messages_us_R.any():
+        found.append((f"messages/rank {busiest}", 0.0, float(cost.messages_us_R[busiest])))
+    if cost.latency_us:
+        found.append(("latency", 0.0, cost.latency_us))
+    return [
+        {"cell_id": cell_id, "link": f"{leg.name}/{name}", "bytes": round(rows * leg.row_bytes), "busy_us": busy_us}
+        for name, rows, busy_us in found
+    ]
+
+
+def _node_links(leg: Leg) -> list[tuple[str, float, float]]:
+    """The busiest node's shared NIC in each direction: name, rows, microseconds; none where nothing is shared."""
+    found = []
+    for way, rows_R, busy_us_R in (
+        ("out", leg.load.out_sent_R, leg.cost.node_sent_us_R),
+        ("in", leg.load.out_received_R, leg.cost.node_received_us_R),
+    ):
+        if busy_us_R.any():
+            rows_N, rank = np.bincount(leg.load.node_R, rows_R), int(np.argmax(busy_us_R))
+            node = int(leg.load.node_R[rank])
+            found.append((f"node_nic/{way}/node {node}", float(rows_N[node]), float(busy_us_R[rank])))
+    return found
 
 
 def load_rows(cell: Cell, traffic: GroupTraffic) -> Rows:

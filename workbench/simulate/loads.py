@@ -168,10 +168,13 @@ def round_loads(rounds: tuple[Round, ...], *, node_R: np.ndarray, scale: float) 
     """The fullest rank and node of each round. Rounds in which nothing moves are there too, all zero."""
     place_R, ranks, nodes = places(node_R), node_R.size, int(node_R.max()) + 1
     columns = np.zeros((4, len(rounds)))
-    for index, step in enumerate(rounds):
-        rows_R = full_counts(np.where(step.rows > 0, step.rows, 0), scale=scale)
-        source = np.flatnonzero(step.rows > 0)
-        target, rows = step.destination[source], rows_R[source]
+    rows_SR, target_SR = np.stack([step.rows for step in rounds]), np.stack([step.destination for step in rounds])
+    sending_SR, full_SR = target_SR >= 0, np.zeros(rows_SR.shape)
+    # All rounds together: a single one of few rows does not tell chance from skew.
+    full_SR[sending_SR] = full_counts(rows_SR[sending_SR], scale=scale)
+    for index in range(len(rounds)):
+        source = np.flatnonzero(sending_SR[index])
+        target, rows = target_SR[index, source], full_SR[index, source]
         same = node_R[source] == node_R[target]
         rail = ~same & (place_R[source] == place_R[target])
         for column, chosen in enumerate((same, rail, ~same & ~rail)):

@@ -95,20 +95,25 @@ def layer_fit(cell: Cell, traffic: GroupTraffic) -> tuple[MemoryFit, int]:
     Weights are the same on every rank (slots are dealt evenly); buffers follow the routed traffic.
     """
     assert cell.model is not None
-    sent_R = sum((hop.sent_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
-    worst = int(np.argmax(traffic.pairs_R + traffic.buffer_rows_R + sent_R))
+    held_R = _held_rows(traffic)
+    worst = int(np.argmax(traffic.pairs_R + held_R))
     work = _work_bytes(
-        cell,
-        cell.model,
-        pairs=float(traffic.pairs_R[worst]),
-        buffer_rows=float(traffic.buffer_rows_R[worst]) if traffic.hops else 0.0,
-        sent_rows=float(sent_R[worst]),
+        cell, cell.model, pairs=float(traffic.pairs_R[worst]), buffer_rows=float(held_R[worst]), sent_rows=0.0
     )
     parts = _weights(cell, cell.model, num_layers=cell.workload.layers) | work
     if cell.scope.kind == "train_step":
         kept = train_bytes(cell, pairs=float(traffic.pairs_R[worst]))
         parts |= {part: size * cell.workload.layers for part, size in kept.items()}
     return MemoryFit(parts, cell.cluster.memory_bytes), worst
+
+
+def _held_rows(traffic: GroupTraffic) -> np.ndarray:
+    """Rows on the wire that a rank holds at once [R]: of the fullest hop, what it was given, sends and receives."""
+    held_R = given_R = np.zeros(traffic.num_ranks)
+    for hop in traffic.hops:
+        held_R = np.maximum(held_R, given_R + hop.packed_R + hop.received_R)
+        given_R = hop.received_R
+    return held_R
 
 
 def model_fit(cell: Cell) -> MemoryFit:

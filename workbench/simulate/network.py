@@ -159,7 +159,7 @@ def price_hop(hop: HopLoad, links: LinkRates, *, row_bytes: float) -> HopCost:
     """
     up_sent, out_sent, node_sent = _port_us(hop.sent, hop, links, row_bytes)
     up_received, out_received, node_received = _port_us(hop.received, hop, links, row_bytes)
-    messages = np.maximum(hop.sent.messages_R, hop.received.messages_R) * MESSAGE_US
+    messages = np.maximum(_messages(hop.sent, hop), _messages(hop.received, hop)) * MESSAGE_US
     memory = links.memory_bytes_per_us
     copy = hop.self_R * (2 * row_bytes / memory) if memory else np.zeros_like(hop.self_R)
     busiest = [up_sent, up_received, out_sent, out_received, node_sent, node_received, messages, copy]
@@ -176,6 +176,11 @@ def price_hop(hop: HopLoad, links: LinkRates, *, row_bytes: float) -> HopCost:
         rank_us_R = np.where(own_us_R > 0, np.minimum(own_us_R + latency_us, total_us), 0.0)
     costs = (up_sent, up_received, out_sent, out_received, node_sent, node_received, messages, copy)
     return HopCost(hop.name, *costs, latency_us, rank_us_R, total_us)
+
+
+def _messages(port: PortLoad, hop: HopLoad) -> np.ndarray:
+    """Messages that cost their start [R]; a row written by itself inside a domain is stores, and costs its bytes."""
+    return port.rail_messages_R + port.cross_messages_R if hop.per_row else port.messages_R
 
 
 def _rounds_us(rounds: RoundLoads, links: LinkRates, row_bytes: float) -> tuple[float, float]:

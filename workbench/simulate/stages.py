@@ -91,25 +91,28 @@ def quantise_stage(
 
 
 def _before_dispatch(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> list[Stage]:
-    """Tokens encoded for the wire, then gathered into each hop's send buffer: read and written once a hop."""
+    """Tokens encoded for the wire, then gathered into each hop's send buffer: read and written once a hop.
+
+    Hops after the first are passes over memory that a strategy of one hop has not: bruck's and two_dh's price.
+    """
     assert cell.model is not None
     stages, number = [], WIRE_FORMATS.get(cell.dispatch.dispatch_dtype)
     if number is not None:
         stages.append(quantise_stage(number, cell.model.hidden, rows_R=tokens_R, rates=rates, part="wire"))
-    sent_R, moved = sum(hop.sent_R for hop in traffic.hops), 2 * dispatch_row_bytes(cell)
+    packed_R, moved = sum(hop.packed_R for hop in traffic.hops), 2 * dispatch_row_bytes(cell)
     kernels = len(traffic.hops)
-    pack = copy_stage("dispatch", rows_R=sent_R, row_bytes=moved, rates=rates, kernels=kernels, part="dispatch")
+    pack = copy_stage("dispatch", rows_R=packed_R, row_bytes=moved, rates=rates, kernels=kernels, part="dispatch")
     return [*stages, pack]
 
 
 def _before_combine(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:
-    """Sums encoded for the way back, where that is narrower than bf16."""
+    """Sums encoded for the way back, where that is narrower than bf16; again before every hop."""
     assert cell.model is not None
     number = WIRE_FORMATS.get(cell.dispatch.combine_dtype)
     if number is None:
         return []
-    rows_R, hidden = traffic.buffer_rows_R, cell.model.hidden
-    return [quantise_stage(number, hidden, rows_R=rows_R, rates=rates, name="combine", part="combine")]
+    hidden, how = cell.model.hidden, {"rates": rates, "name": "combine", "part": "combine"}
+    return [quantise_stage(number, hidden, rows_R=hop.received_R, **how) for hop in reversed(traffic.hops)]
 
 
 def _after_combine(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> list[Stage]:
@@ -127,7 +130,8 @@ def _after_combine(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, r
 def _expert_stages(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:
     """permute, [quantise], gemm1, activation, [quantise], gemm2, unpermute.
 
-    Permute decodes what came over the wire, unless the GEMM takes that very format.
+    Permute decodes what came over the wire, unless the GEMM takes that very format; unpermute writes a sum for every
+    row of the buffer, zeros for those that no expert here reads.
     """
     model, number = cell.model, cell.precision.activations
     assert model is not None
@@ -136,7 +140,7 @@ def _expert_stages(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> list[S
     encoded_on_wire = WIRE_FORMATS.get(dtype) == number
     row_in = encoded_bytes(hidden, dtype)
     permuted_row = row_in if encoded_on_wire else wide_row
-    moved_R = traffic.buffer_rows_R * row_in + pairs_R * permuted_row
+    moved_R = traffic.used_rows_R * row_in + pairs_R * permuted_row
     stages = [copy_stage("permute", rows_R=moved_R, row_bytes=1, rates=rates, kernels=3)]
     if is_encoded(number) and not encoded_on_wire:
         stages.append(quantise_stage(number, hidden, rows_R=pairs_R, rates=rates))

@@ -94,7 +94,8 @@ def backward_stages(cell: Cell, traffic: GroupTraffic) -> BackwardStages:
     after: list[Stage] = []
     if traffic.hops:
         sent_R, kernels = sum(hop.sent_R for hop in traffic.hops), len(traffic.hops)
-        before.append(_copy("combine", sent_R, 2 * out_row, rates, kernels=kernels, part="combine"))
+        packed_R = sum(hop.packed_R for hop in traffic.hops)
+        before.append(_copy("combine", packed_R, 2 * out_row, rates, kernels=kernels, part="combine"))
         moved_R = sent_R * back_row + (tokens_R + sum(hop.received_R for hop in traffic.hops[:-1])) * out_row
         after.append(_copy("dispatch", moved_R, 1, rates, kernels=kernels, part="dispatch"))
     if model.shared_intermediate:
