@@ -99,7 +99,6 @@ def test_a_fault_beside_the_lane_comes_out_once_the_lane_rests():
     [
         ({"strategy": "none"}, "dispatch.overlap: chunk hides messages, and none travel: dispatch.strategy is none"),
         ({"ranks": 1}, "parallel.ep is 1"),
-        ({"engine": "hybrid"}, "engine hybrid"),
         ({"scope": AllToAllScope(kind="all_to_all", bytes_per_rank=64)}, "scope all_to_all has none"),
         ({"overlap": "none", "shared_overlap": True, "ranks": 1}, "dispatch.shared_expert_overlap: true hides"),
     ],

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.simulate.cells import make_cell
+from workbench.comm.strategies import STRATEGIES
 from workbench.run.describe import base_record_fields, failed
 from workbench.run.hybrid import EXCHANGES, MEASURED_ALONE, merge_hybrid
 from workbench.run.simulated import run_simulated
@@ -92,8 +93,8 @@ def test_what_was_not_measured_keeps_its_status():
     assert (broken.status, broken.reason, broken.engine) == ("error", "rank 0 died", "hybrid")
     nothing = merge_hybrid(CELL, Outcome(record=replace(measured().record, latency_us=None))).record
     assert nothing.status == "error"
-    chunked = make_cell(ep=16, engine="hybrid", dispatch={"overlap": {"kind": "chunk", "degree": 2}})
-    assert merge_hybrid(chunked, measured()).record.status == "unsupported"
+    far = make_cell(ep=16, engine="hybrid", method="published")
+    assert merge_hybrid(far, measured()).record.status == "unsupported"
     foreign = make_cell(ep=16, engine="hybrid", kernel="vllm")
     assert merge_hybrid(foreign, measured()).record.status == "ok", "a peer's kernels may be measured"
 
@@ -102,3 +103,65 @@ def test_clocks_and_legs_of_the_measured_step_do_not_stand_beside_priced_exchang
     figures = dict.fromkeys(MEASURED_ALONE, 7.0)
     record = merge_hybrid(CELL, measured(**figures)).record
     assert [getattr(record, name) for name in figures] == [None] * len(figures)
+
+
+def overlapping(**dispatch):
+    shared = {"base": "deepseek-v3", "shared_intermediate": 0}
+    return make_cell(shared, ep=16, tokens=500, engine="hybrid", parallel={"ep": 16, "ranks": [0]}, dispatch=dispatch)
+
+
+def alone(**fields):
+    outcome = measured(dispatch_us=0.0, combine_us=0.0, latency_us=760.0, **fields)
+    rows, start = [], 0.0
+    for row in outcome.tables["stages"]:
+        if row["stage"] not in EXCHANGES:
+            rows.append(row | {"start_us": start})
+            start += row["duration_us"]
+    return Outcome(record=outcome.record, tables=outcome.tables | {"stages": rows})
+
+
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "none"])
+def test_overlap_puts_measured_compute_beside_priced_messages(strategy):
+    serial = merge_hybrid(overlapping(strategy=strategy), alone()).record
+    one, two = (
+        merge_hybrid(overlapping(strategy=strategy, overlap={"kind": "chunk", "degree": degree}), alone()).record
+        for degree in (1, 2)
+    )
+    assert one.status == two.status == "ok", two.reason
+    assert one.latency_us == pytest.approx(serial.latency_us, rel=0.02)
+    assert one.compute_us == pytest.approx(serial.compute_us)
+    assert two.compute_us > one.compute_us, "a chunk reads the weights again"
+    hidden = next(float(flag.split("=")[1]) for flag in two.flags.split(",") if flag.startswith("overlap_hidden_us="))
+    exchange_us = two.dispatch_us + two.combine_us + two.count_exchange_us
+    assert two.latency_us == pytest.approx(two.compute_us + two.quantise_us + exchange_us - hidden, rel=5e-3)
+    assert two.comm_fraction == pytest.approx((exchange_us - hidden) / two.latency_us, rel=1e-3)
+
+
+def test_stages_of_an_overlapped_hybrid_stand_on_their_streams():
+    cell = overlapping(overlap={"kind": "chunk", "degree": 2})
+    outcome = merge_hybrid(cell, alone())
+    rows = outcome.tables["stages"]
+    assert {row["stream"] for row in rows} == {"main", "network"}
+    experts = sum(row["duration_us"] for row in rows if row["stream"] == "main" and row["stage"] != "gate")
+    assert experts > 750, "what was measured, and the weights read twice"
+    gate = [row["duration_us"] for row in rows if row["stage"] == "gate"]
+    assert sum(gate) == pytest.approx(10.0)
+    end = max(row["start_us"] + row["duration_us"] for row in rows)
+    assert end == pytest.approx(outcome.record.latency_us)
+
+
+def test_two_batch_and_a_shared_expert_beside_are_hybrid_too():
+    shared = [stage("shared_expert", 760.0, 100.0)]
+    base = alone()
+    measured_shared = Outcome(
+        record=replace(base.record, latency_us=860.0, compute_us=860.0),
+        tables=base.tables | {"stages": base.tables["stages"] + shared},
+    )
+    cells = [
+        make_cell(ep=16, tokens=512, engine="hybrid", parallel={"ep": 16, "ranks": [0]}, dispatch=dispatch)
+        for dispatch in ({}, {"shared_expert_overlap": True}, {"overlap": "two_batch"})
+    ]
+    serial, beside, two = (merge_hybrid(cell, measured_shared).record for cell in cells)
+    assert beside.latency_us == pytest.approx(serial.latency_us - 100.0, rel=0.01)
+    assert two.status == "ok"
+    assert "overlap_hidden_us" in two.flags

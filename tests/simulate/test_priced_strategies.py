@@ -58,7 +58,7 @@ def test_bytes_are_the_plans_whatever_the_strategy(strategy):
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "low_latency"])
 def test_every_strategy_is_priced_up_to_the_largest_group(strategy):
     record = ok(ep=512, tokens=4096, scope="train_step", dispatch={"strategy": strategy}, redundant=256)
-    assert record.latency_us > record.compute_us
+    assert record.latency_us >= record.compute_us
     assert "sampled_tokens" in record.flags
 
 

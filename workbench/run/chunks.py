@@ -51,8 +51,6 @@ def require_overlap(cell: Cell) -> None:
     field = f"dispatch.overlap: {overlap}" if overlap != "none" else "dispatch.shared_expert_overlap: true"
     if cell.scope.kind in MODEL_FREE_SCOPES:
         raise Unsupported(f"{field} hides messages behind experts, and scope {cell.scope.kind} has none")
-    if cell.engine != "measure":
-        raise Unsupported(f"{field} is not measured with engine {cell.engine}, which prices the messages; use measure")
     if cell.dispatch.strategy == "none" or cell.ep == 1:
         why = "dispatch.strategy is none" if cell.dispatch.strategy == "none" else "parallel.ep is 1"
         raise Unsupported(f"{field} hides messages, and none travel: {why}")

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import failed, infeasible, unsupported
+from workbench.run.hybrid_overlap import Overlapped, overlap_measured
 from workbench.run.simulated import price_steps
 from workbench.run.simulated_layer import SECONDS_PER_HOUR, byte_fields, load_fields
 from workbench.run.simulated_tables import link_rows, load_rows
@@ -33,8 +35,8 @@ def merge_hybrid(cell: Cell, measured: Outcome) -> Outcome:
 
     Ranks that were measured alone exchanged nothing and encoded nothing for the wire, so that is priced too. The
     compute is that of the slowest measured rank; ``flags`` says when the priced layer's slowest rank is not among
-    them, for then a loaded rank would take longer than this record. A measured outcome that is not ``ok`` keeps its
-    status and reason.
+    them, for then a loaded rank would take longer than this record. Overlap puts that compute beside the priced
+    messages (``hybrid_overlap``). A measured outcome that is not ``ok`` keeps its status and reason.
     """
     record = measured.record
     if record.status != "ok":
@@ -59,22 +61,36 @@ def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
     exchanged = sum(getattr(record, f"{part}_us") or 0.0 for part in EXCHANGES[:3])
     if exchanged:
         priced["wire"] = 0.0
+    stages, overlapped = measured.tables.get("stages", []), None
     shift = sum(priced.values()) - exchanged
-    fields = _times(record, priced=priced, shift=shift) | load_fields(first, scale=cell.workload.layers)
+    if is_chunked(cell):
+        overlapped = overlap_measured(cell, stages, exchanged=bool(exchanged))
+        before_us = record.latency_us if exchanged else sum(
+            row["duration_us"] for row in stages if row["rank"] == overlapped.rank
+        )  # fmt: skip
+        shift = overlapped.latency_us - before_us
+    fields = _times(record, priced=priced, shift=shift, overlapped=overlapped)
+    fields |= load_fields(first, scale=cell.workload.layers)
     fields |= _throughput(cell, latency_us=fields["latency_us"])
     fields |= byte_fields(cell, layers, first=first, scale=scale)
-    fields["flags"] = _flags(cell, record, layers)
+    fields["flags"] = _flags(cell, record, layers, overlapped)
     tables = dict(measured.tables) | {"links": link_rows(cell, layers[0]), "loads": load_rows(cell, first)}
-    tables["stages"] = _relaid(measured.tables.get("stages", []), priced, cell_id=cell.cell_id)
+    tables["stages"] = _relaid(stages, priced, cell_id=cell.cell_id)
+    if overlapped is not None:
+        tables["stages"] = _pipeline_rows(cell.cell_id, overlapped)
     tables["samples"] = [row | {"us": row["us"] + shift} for row in measured.tables.get("samples", [])]
     return Outcome(record=replace(record, **fields), tables=tables)
 
 
-def _times(record: Record, *, priced: dict[str, float], shift: float) -> dict[str, Any]:
+def _times(record: Record, *, priced: dict[str, float], shift: float, overlapped: Overlapped | None) -> dict[str, Any]:
     assert record.latency_us is not None
     latency_us, exchange_us = record.latency_us + shift, sum(priced[part] for part in EXCHANGES)
     shifted = {name: value + shift for name in SHIFTED if (value := getattr(record, name)) is not None}
     slowed = record.latency_us / latency_us
+    hidden_us = overlapped.hidden_us if overlapped else 0.0
+    compute_us = record.compute_us
+    if overlapped is not None and compute_us is not None:
+        compute_us += overlapped.added_us
     rates = {name: value * slowed for name in PER_TIME if (value := getattr(record, name)) is not None}
     return shifted | rates | {
         "engine": "hybrid",
@@ -84,8 +100,9 @@ def _times(record: Record, *, priced: dict[str, float], shift: float) -> dict[st
         "count_exchange_us": priced["count_exchange"],
         "quantise_us": (record.quantise_us or 0.0) + priced["wire"],
         "staging_us": None,
-        "comm_fraction": exchange_us / latency_us,
-        "bound_by": "network" if exchange_us > latency_us - exchange_us else record.bound_by,
+        "compute_us": compute_us,
+        "comm_fraction": max(0.0, exchange_us - hidden_us) / latency_us,
+        "bound_by": "network" if 2 * (exchange_us - hidden_us) > latency_us else record.bound_by,
         **dict.fromkeys(MEASURED_ALONE),
     }  # fmt: skip
 
@@ -100,8 +117,11 @@ def _throughput(cell: Cell, *, latency_us: float) -> dict[str, Any]:
     }
 
 
-def _flags(cell: Cell, record: Record, layers: list[LayerCost]) -> str:
-    flags = [record.flags, "network_priced"]
+def _flags(cell: Cell, record: Record, layers: list[LayerCost], overlapped: Overlapped | None) -> str:
+    flags = [flag for flag in (record.flags or "").split(",") if not flag.startswith("overlap_")]
+    flags.append("network_priced")
+    if overlapped is not None:
+        flags += [f"overlap_hidden_us={overlapped.hidden_us:.4g}", *chunk_flags(cell, source_tokens(cell))]
     if any(cost.slowest not in cell.measured_ranks for cost in layers):
         flags.append("slowest_rank_not_measured")
     return ",".join(flag for flag in flags if flag)
@@ -126,6 +146,18 @@ def _relaid(rows: list[dict[str, Any]], priced: dict[str, float], *, cell_id: st
             laid.append(row | {"start_us": start})
             start += row["duration_us"]
     return laid
+
+
+def _pipeline_rows(cell_id: str, overlapped: Overlapped) -> list[dict[str, Any]]:
+    """The pipeline of the measured rank, each stage on its stream."""
+    return [
+        {
+            "cell_id": cell_id, "rank": overlapped.rank, "stream": span.stream, "stage": span.stage,
+            "start_us": float(span.start_us_R[0]), "duration_us": float(span.duration_us_R[0]), "bytes": None,
+            "flops": None,
+        }
+        for span in overlapped.spans
+    ]  # fmt: skip
 
 
 def _priced_rows(cell_id: str, rank: int, priced: dict[str, float], names: tuple[str, ...]) -> list[dict[str, Any]]:

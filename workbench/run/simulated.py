@@ -1,12 +1,13 @@
 """A planned cell through the roofline simulator to its record; every cell ends, whatever it asks."""
 
+from workbench.run.chunks import require_overlap
 from workbench.run.describe import Shortage, failed, infeasible, unsupported
 from workbench.run.simulated_layer import layer_outcome
 from workbench.run.simulated_micro import micro_outcome
 from workbench.simulate.layer import LayerCost, price_layer
 from workbench.simulate.memory import MemoryFit, layer_fit
 from workbench.simulate.support import PRICED_SCOPES, unsupported_reason
-from workbench.simulate.traffic import GroupTraffic, group_traffic
+from workbench.simulate.traffic import group_traffic, part_traffics
 from workbench.spec.errors import Unsupported
 from workbench.spec.record import Outcome
 from workbench.spec.scenario import Cell
@@ -26,6 +27,8 @@ def run_simulated(cell: Cell) -> Outcome:
     if reason is not None:
         return unsupported(cell, reason, engine="simulate", method=METHOD)
     try:
+        if cell.dispatch.overlap.kind != "none":
+            require_overlap(cell)
         return _priced(cell)
     except Unsupported as exception:
         return unsupported(cell, exception.reason, engine="simulate", method=METHOD)
@@ -53,7 +56,7 @@ def does_not_fit(cell: Cell, fit: MemoryFit, *, rank: int, engine: str = "simula
 def price_steps(cell: Cell) -> list[list[LayerCost]]:
     """Costs by step, then layer, of at most MAX_PRICED_BATCHES distinct routings."""
     layers = range(min(cell.workload.layers, MAX_PRICED_BATCHES))
-    return [[price_layer(cell, _traffic(cell, layer, step)) for layer in layers] for step in _priced_steps(cell)]
+    return [[_price(cell, layer, step) for layer in layers] for step in _priced_steps(cell)]
 
 
 def _priced_steps(cell: Cell) -> range:
@@ -64,5 +67,6 @@ def _priced_steps(cell: Cell) -> range:
     return range(min(steps, max(1, MAX_PRICED_BATCHES // min(cell.workload.layers, MAX_PRICED_BATCHES))))
 
 
-def _traffic(cell: Cell, layer: int, step: int) -> GroupTraffic:
-    return group_traffic(cell, layer=layer, step=step)
+def _price(cell: Cell, layer: int, step: int) -> LayerCost:
+    where = {"layer": layer, "step": step}
+    return price_layer(cell, group_traffic(cell, **where), parts=part_traffics(cell, **where))

@@ -13,6 +13,7 @@ import numpy as np
 from workbench.balance.history import placement_flags
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
+from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
 from workbench.run.simulated_tables import link_rows, load_rows, memory_rows, stage_rows
 from workbench.simulate.compute import above_peak, expert_flops, rates_of
@@ -174,6 +175,9 @@ def flags_text(
         hardware=cell.cluster.hardware, precision=cell.precision,
     ):  # fmt: skip
         flags.append("above_peak")
+    if is_chunked(cell):
+        hidden_us = sum(cost.hidden_us for cost in layers) * cell.workload.layers / len(layers)
+        flags += [f"overlap_hidden_us={hidden_us:.4g}", *chunk_flags(cell, source_tokens(cell))]
     if cell.cluster.hardware.scale_out.penalties:
         flags.append("penalties=" + "+".join(cell.cluster.hardware.scale_out.penalties))
     if cell.dispatch.comm_sms is not None:

@@ -37,9 +37,14 @@ def link_rows(cell: Cell, cost: LayerCost) -> Rows:
 
     A link is called ``leg.hop/class/direction/rank``, such as ``dispatch.flat/scale_out/in/rank 3``; a node's shared
     NIC ``dispatch.flat/node_nic/in/node 1``. What a hop costs besides is there as ``messages``, ``own_copy`` (with
-    what stays on its rank) and ``latency``.
+    what stays on its rank) and ``latency``. Parts of the tokens that travel by themselves are added up.
     """
-    return [row for leg in cost.legs for row in leg_rows(cell.cell_id, leg)]
+    rows: dict[str, dict[str, Any]] = {}
+    for row in (row for leg in cost.legs for row in leg_rows(cell.cell_id, leg)):
+        same = rows.setdefault(row["link"], row | {"bytes": 0, "busy_us": 0.0})
+        same["bytes"] += row["bytes"]
+        same["busy_us"] += row["busy_us"]
+    return list(rows.values())
 
 
 def leg_rows(cell_id: str, leg: Leg) -> Rows:

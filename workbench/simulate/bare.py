@@ -13,9 +13,9 @@ from workbench.comm.bare import BareRows, bare_plan, bare_rows
 from workbench.comm.hop import PADDING, Hop
 from workbench.simulate.compute import Rates, Stage, copy_stage, rates_of
 from workbench.simulate.formats import WIRE_FORMATS
-from workbench.simulate.layer import Leg
 from workbench.simulate.loads import load_of
 from workbench.simulate.network import LinkRates, link_rates, price_hop
+from workbench.simulate.passes import Leg
 from workbench.simulate.stages import quantise_stage
 from workbench.simulate.weights import WIDE_BYTES
 from workbench.spec.scenario import Cell

@@ -23,44 +23,44 @@ from workbench.spec.model import Model
 from workbench.spec.precision import NumberFormat, Precision, tensor_bytes
 from workbench.spec.router import Cosine, Router
 from workbench.spec.scenario import Cell
-from workbench.workload.sources import source_tokens
 from workbench.workload.traffic import cell_router
 
 
 @dataclass(frozen=True)
 class LayerStages:
-    """Stages in order: before dispatch, between dispatch and combine, after combine; the shared expert apart."""
+    """Stages in order; ``pack``, ``encode_back`` and ``unpack`` are copies beside the exchanges, and the shared expert
+    stands apart."""
 
-    before: tuple[Stage, ...]
+    gate: tuple[Stage, ...]
+    encode: tuple[Stage, ...]
+    pack: tuple[Stage, ...]
     experts: tuple[Stage, ...]
-    after: tuple[Stage, ...]
+    encode_back: tuple[Stage, ...]
+    unpack: tuple[Stage, ...]
     shared: tuple[Stage, ...]
 
     @property
     def all(self) -> tuple[Stage, ...]:
-        return self.before + self.experts + self.after + self.shared
+        before = self.gate + self.encode + self.pack
+        return before + self.experts + self.encode_back + self.unpack + self.shared
 
 
 def layer_stages(cell: Cell, traffic: GroupTraffic) -> LayerStages:
-    """The stages of the cell's layer under ``traffic``; without dispatch hops nothing is encoded for a wire."""
-    model = cell.model
+    """The stages of the tokens of ``traffic``; without dispatch hops nothing is encoded for a wire."""
+    model, tokens_R = cell.model, traffic.tokens_R
     assert model is not None
     rates = rates_of(cell.cluster.hardware, cell.precision)
-    tokens_R = source_tokens(cell).astype(np.float64)
-    before: list[Stage] = []
-    experts = _expert_stages(cell, traffic, rates=rates)
-    after: list[Stage] = []
+    travels, gate = bool(traffic.hops), ()
     if cell.scope.kind != "layer_no_router":
-        before.append(gate_stage(model, cell_router(cell), tokens_R, rates=rates))
-    if traffic.hops:
-        before += _before_dispatch(cell, traffic, tokens_R=tokens_R, rates=rates)
-        experts += _before_combine(cell, traffic, rates=rates)
-        after += _after_combine(cell, traffic, tokens_R=tokens_R, rates=rates)
+        gate = (gate_stage(model, cell_router(cell), tokens_R, rates=rates),)
     return LayerStages(
-        tuple(before),
-        tuple(experts),
-        tuple(after),
-        shared_stages(model, cell.precision, tokens_R=tokens_R, tp=cell.parallel.tp, rates=rates),
+        gate=gate,
+        encode=_encode(cell, tokens_R=tokens_R, rates=rates) if travels else (),
+        pack=_pack(cell, traffic, rates=rates) if travels else (),
+        experts=tuple(_expert_stages(cell, traffic, rates=rates)),
+        encode_back=_encode_back(cell, traffic, rates=rates) if travels else (),
+        unpack=_unpack(cell, traffic, rates=rates) if travels else (),
+        shared=shared_stages(model, cell.precision, tokens_R=tokens_R, tp=cell.parallel.tp, rates=rates),
     )
 
 
@@ -90,41 +90,45 @@ def quantise_stage(
     return copy_stage(name, rows_R=rows_R, row_bytes=moved, rates=rates, kernels=2 if two_pass else 1, part=part)
 
 
-def _before_dispatch(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> list[Stage]:
-    """Tokens encoded for the wire, then gathered into each hop's send buffer: read and written once a hop.
+def _encode(cell: Cell, *, tokens_R: np.ndarray, rates: Rates) -> tuple[Stage, ...]:
+    """Tokens encoded for the wire."""
+    assert cell.model is not None
+    number = WIRE_FORMATS.get(cell.dispatch.dispatch_dtype)
+    if number is None:
+        return ()
+    return (quantise_stage(number, cell.model.hidden, rows_R=tokens_R, rates=rates, part="wire"),)
+
+
+def _pack(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[Stage, ...]:
+    """Rows gathered into each hop's send buffer: read and written once a hop.
 
     Hops after the first are passes over memory that a strategy of one hop has not: bruck's and two_dh's price.
     """
-    assert cell.model is not None
-    stages, number = [], WIRE_FORMATS.get(cell.dispatch.dispatch_dtype)
-    if number is not None:
-        stages.append(quantise_stage(number, cell.model.hidden, rows_R=tokens_R, rates=rates, part="wire"))
     packed_R, moved = sum(hop.packed_R for hop in traffic.hops), 2 * dispatch_row_bytes(cell)
     kernels = len(traffic.hops)
-    pack = copy_stage("dispatch", rows_R=packed_R, row_bytes=moved, rates=rates, kernels=kernels, part="dispatch")
-    return [*stages, pack]
+    return (copy_stage("dispatch", rows_R=packed_R, row_bytes=moved, rates=rates, kernels=kernels, part="dispatch"),)
 
 
-def _before_combine(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:
+def _encode_back(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[Stage, ...]:
     """Sums encoded for the way back, where that is narrower than bf16; again before every hop."""
     assert cell.model is not None
     number = WIRE_FORMATS.get(cell.dispatch.combine_dtype)
     if number is None:
-        return []
+        return ()
     hidden, how = cell.model.hidden, {"rates": rates, "name": "combine", "part": "combine"}
-    return [quantise_stage(number, hidden, rows_R=hop.received_R, **how) for hop in reversed(traffic.hops)]
+    return tuple(quantise_stage(number, hidden, rows_R=hop.received_R, **how) for hop in reversed(traffic.hops))
 
 
-def _after_combine(cell: Cell, traffic: GroupTraffic, *, tokens_R: np.ndarray, rates: Rates) -> list[Stage]:
+def _unpack(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[Stage, ...]:
     """Returned rows read and added into the rows they came from, written in bf16, hop by hop."""
     assert cell.model is not None
     one_row = combine_row_bytes(cell)
-    held_R, moved_R = tokens_R, np.zeros(traffic.num_ranks)
+    held_R, moved_R = traffic.tokens_R, np.zeros(traffic.num_ranks)
     for hop in traffic.hops:
         moved_R = moved_R + hop.sent_R * one_row + held_R * WIDE_BYTES * cell.model.hidden
         held_R = hop.received_R
     kernels = len(traffic.hops)
-    return [copy_stage("combine", rows_R=moved_R, row_bytes=1, rates=rates, kernels=kernels, part="combine")]
+    return (copy_stage("combine", rows_R=moved_R, row_bytes=1, rates=rates, kernels=kernels, part="combine"),)
 
 
 def _expert_stages(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> list[Stage]:

@@ -12,14 +12,14 @@ LATER = "comes with the simulator's later methods"
 
 def unsupported_reason(cell: Cell) -> str | None:
     """Why this cell cannot be priced yet, naming the field; None when it can."""
-    return _kernel(cell) or _method(cell) or _scope(cell) or _extras(cell) or _overlap(cell) or _ranks(cell)
+    return _kernel(cell) or _method(cell) or _scope(cell) or _extras(cell) or _ranks(cell)
 
 
 def exchange_unsupported_reason(cell: Cell) -> str | None:
     """Why the exchanges of a layer whose compute is measured cannot be priced; None when they can."""
     if cell.scope.kind not in LAYER_SCOPES:
         return f"engine hybrid prices the exchanges of a layer; scope {cell.scope.kind} {LATER}"
-    return _method(cell) or _scope(cell) or _extras(cell) or _overlap(cell) or _ranks(cell)
+    return _method(cell) or _scope(cell) or _extras(cell) or _ranks(cell)
 
 
 def _method(cell: Cell) -> str | None:
@@ -65,11 +65,6 @@ def _extras(cell: Cell) -> str | None:
     if cell.goal is not None:
         return "goal belongs to plan --search, which comes later"
     return None
-
-
-def _overlap(cell: Cell) -> str | None:
-    kind = cell.dispatch.overlap.kind
-    return None if kind == "none" else f"dispatch.overlap {kind} {LATER}; shared_expert_overlap is there now"
 
 
 def _ranks(cell: Cell) -> str | None:

@@ -23,7 +23,6 @@ from workbench.spec.model import Model
 from workbench.spec.parallel import experts_per_rank
 from workbench.spec.precision import ELEMENT_BITS, NumberFormat, Precision, tensor_bytes
 from workbench.spec.scenario import Cell
-from workbench.workload.sources import source_tokens
 from workbench.workload.traffic import cell_router
 
 FLOPS_FACTOR = 3
@@ -32,15 +31,18 @@ FLOPS_FACTOR = 3
 
 @dataclass(frozen=True)
 class BackwardStages:
-    """Stages in order: before the gradients go out, at the experts, after they are back."""
+    """Stages in order; ``pack`` and ``unpack`` are copies beside the exchanges."""
 
-    before: tuple[Stage, ...]
+    pack: tuple[Stage, ...]
     experts: tuple[Stage, ...]
-    after: tuple[Stage, ...]
+    unpack: tuple[Stage, ...]
+    shared: tuple[Stage, ...]
+    gate: tuple[Stage, ...]
+    finish: tuple[Stage, ...]
 
     @property
     def all(self) -> tuple[Stage, ...]:
-        return self.before + self.experts + self.after
+        return self.pack + self.experts + self.unpack + self.shared + self.gate + self.finish
 
 
 @dataclass(frozen=True)
@@ -84,28 +86,42 @@ def weights_stage(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[S
 
 
 def backward_stages(cell: Cell, traffic: GroupTraffic) -> BackwardStages:
-    """The local stages of the cell's backward under ``traffic``."""
-    model = cell.model
+    """The local stages of the backward of the tokens of ``traffic``."""
+    model, tokens_R = cell.model, traffic.tokens_R
     assert model is not None
     rates = rates_of(cell.cluster.hardware, cell.precision)
-    tokens_R = source_tokens(cell).astype(np.float64)
     out_row, back_row = gradient_row_bytes(cell)
-    before: list[Stage] = []
-    after: list[Stage] = []
+    pack: tuple[Stage, ...] = ()
+    unpack: tuple[Stage, ...] = ()
     if traffic.hops:
-        sent_R, kernels = sum(hop.sent_R for hop in traffic.hops), len(traffic.hops)
-        packed_R = sum(hop.packed_R for hop in traffic.hops)
-        before.append(_copy("combine", packed_R, 2 * out_row, rates, kernels=kernels, part="combine"))
+        kernels = len(traffic.hops)
+        sent_R, packed_R = (sum(getattr(hop, rows) for hop in traffic.hops) for rows in ("sent_R", "packed_R"))
+        pack = (_copy("combine", packed_R, 2 * out_row, rates, kernels=kernels, part="combine"),)
         moved_R = sent_R * back_row + (tokens_R + sum(hop.received_R for hop in traffic.hops[:-1])) * out_row
-        after.append(_copy("dispatch", moved_R, 1, rates, kernels=kernels, part="dispatch"))
+        unpack = (_copy("dispatch", moved_R, 1, rates, kernels=kernels, part="dispatch"),)
+    shared: list[Stage] = []
     if model.shared_intermediate:
         width = ceil(model.shared_intermediate / cell.parallel.tp)
-        names = ("shared_expert.backward",) * 5
-        touched_R = (tokens_R > 0).astype(float)
-        after += _mlp(_Mlp(names, tokens_R, touched_R, model.hidden, width, cell.precision, rates))
-    gate = gate_stage(model, cell_router(cell), tokens_R, rates=rates)
-    after += [_twice(gate), _copy("finish", tokens_R, 4 * out_row, rates)]
-    return BackwardStages(tuple(before), tuple(_expert_stages(cell, model, traffic, rates=rates)), tuple(after))
+        names, touched_R = ("shared_expert.backward",) * 5, (tokens_R > 0).astype(float)
+        shared = _mlp(_Mlp(names, tokens_R, touched_R, model.hidden, width, cell.precision, rates))
+    return BackwardStages(
+        pack=pack,
+        experts=tuple(_expert_stages(cell, model, traffic, rates=rates)),
+        unpack=unpack,
+        shared=tuple(shared),
+        gate=(_twice(gate_stage(model, cell_router(cell), tokens_R, rates=rates)),),
+        finish=(_copy("finish", tokens_R, 4 * out_row, rates),),
+    )
+
+
+def gradient_sums(cell: Cell, num_parts: int, traffic: GroupTraffic) -> tuple[Stage, ...]:
+    """Weight gradients of the parts added up in float32, whole, one part after the other."""
+    if num_parts == 1:
+        return ()
+    assert cell.model is not None
+    rates, ones_R = rates_of(cell.cluster.hardware, cell.precision), np.ones(traffic.num_ranks)
+    moved = 3 * FLOAT32_BYTES * _expert_elements(cell, cell.model)
+    return (_copy("finish", (num_parts - 1) * ones_R, moved, rates, kernels=2 * (num_parts - 1)),)
 
 
 def train_bytes(cell: Cell, *, pairs: float) -> dict[str, int]:
