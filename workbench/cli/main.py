@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "dashboard": "workbench.cli.report:dashboard",
     "doctor": "workbench.cli.doctor:doctor",
     "tune": "workbench.cli.tune:tune",
+    "validate": "workbench.cli.validate:validate",
 }
 """Command name to ``module:function``; the function's docstring is its help."""
 

@@ -1,0 +1,21 @@
+"""Predictions against measurements, section by section; nothing here is predicted from what it is compared with."""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from workbench.spec.validation import ValidationRow, error_figures
+
+__all__ = ["SECTIONS", "ValidationRow", "error_figures", "section"]
+
+SECTIONS: dict[str, str] = {
+    "published": "workbench.run.validation.compute:published_rows",
+}
+"""Section name to ``module:function``, a function of no arguments that returns ``list[ValidationRow]``."""
+
+
+def section(name: str) -> Callable[[], list[ValidationRow]]:
+    """The function of a section. Raises ValueError for a name that is not there."""
+    if name not in SECTIONS:
+        raise ValueError(f"validate: no section {name!r}; there are {', '.join(SECTIONS)}")
+    module, _, function = SECTIONS[name].partition(":")
+    return getattr(import_module(module), function)
