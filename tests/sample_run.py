@@ -58,8 +58,11 @@ def make_cell(*, engine: str = "measure", model: str = "deepseek-v3-tiny", preci
 
 
 def measured_outcome(cell: Cell, *, base_us: float = 1000.0, noise: float = 0.02, samples: int = 40,
-                     seed: int = 0, **figures: Any) -> Outcome:  # fmt: skip
-    """An ``ok`` outcome whose samples scatter around ``base_us``; the record's statistics are those of the samples."""
+                     seed: int = 0, repeats: int = 1, **figures: Any) -> Outcome:  # fmt: skip
+    """An ``ok`` outcome whose samples scatter around ``base_us``; the record's statistics are those of the samples.
+
+    They are dealt to ``repeats`` in turn.
+    """
     rng = np.random.default_rng([seed, int(cell.cell_id, 16)])
     us = base_us * (1 + noise * rng.standard_normal((cell.ep, samples)))
     slowest = us.max(axis=0)
@@ -73,7 +76,7 @@ def measured_outcome(cell: Cell, *, base_us: float = 1000.0, noise: float = 0.02
         compute_us=base_us * 0.65, dispatch_us=base_us * 0.2, combine_us=base_us * 0.15,
         tokens_per_s=cell.workload.tokens_per_rank * cell.ep / base_us * 1e6, **_traffic(cell), **figures,
     )  # fmt: skip
-    return Outcome(record=record, tables=_tables(cell, base_us) | {"samples": _samples(us)})
+    return Outcome(record=record, tables=_tables(cell, base_us) | {"samples": _samples(us, repeats)})
 
 
 def simulated_outcome(cell: Cell, *, base_us: float, comm_fraction: float = 0.3) -> Outcome:
@@ -95,7 +98,7 @@ def sample_outcomes() -> Iterator[Outcome]:
                     cell = make_cell(model=model, precision=precision, strategy=strategy, skew=skew)
                     slow = 2 - speed if precision != "bf16" else 1.0
                     skewed = 1.25 if isinstance(skew, PowerLaw) else 1.0
-                    yield measured_outcome(cell, base_us=4000 * scale * slow * factor * skewed)
+                    yield measured_outcome(cell, base_us=4000 * scale * slow * factor * skewed, repeats=2)
     for nodes in (1, 4, 16):
         for precision in ("bf16", "fp8_block"):
             for strategy, factor in (("flat", 1.3), ("node_dedup", 1.0)):
@@ -139,8 +142,11 @@ def _traffic(cell: Cell) -> dict[str, Any]:
             "load_max_over_mean": 2.4 if skewed else 1.2, "peak_memory_bytes": 2 * 10**9}  # fmt: skip
 
 
-def _samples(us: np.ndarray) -> list[dict[str, Any]]:
-    return [{"rank": rank, "iteration": i, "repeat": 0, "us": float(us[rank, i])} for rank, i in np.ndindex(us.shape)]
+def _samples(us: np.ndarray, repeats: int) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "iteration": i, "repeat": i % repeats, "us": float(us[rank, i])}
+        for rank, i in np.ndindex(us.shape)
+    ]
 
 
 def _tables(cell: Cell, base_us: float) -> dict[str, list[dict[str, Any]]]:

@@ -64,7 +64,7 @@ def test_every_row_is_whole_and_its_own_at_any_width(tmp_path, width):
         assert word in flat, word
     verdicts = printed(print_verdicts, compare_by(cells, samples, by="precision"), width=width)
     assert max(map(len, verdicts.splitlines())) <= width
-    assert verdicts.count("faster") + verdicts.count("slower") >= 30
+    assert (verdicts.count("faster"), verdicts.count("unclear")) >= (6, 24)
 
 
 def test_reasons_stand_below_the_table_once(tmp_path):

@@ -17,7 +17,7 @@ from workbench.analysis.columns import (
     without_paths,
 )
 from workbench.analysis.statistics import Series, slowest_series
-from workbench.analysis.verdict import Side, Verdict, judge
+from workbench.analysis.verdict import Side, Verdict, judge_all
 
 LABELS = ("cell_id", "scenario", "group")
 """Fields of a planned cell that name it and change nothing."""
@@ -29,8 +29,12 @@ DEFAULT_BASELINES = {"precision": "bf16", "dispatch.strategy": "flat", "balance.
 
 COLUMNS = (
     "baseline", "candidate", "verdict", "ratio", "ratio_low", "ratio_high", "baseline_us", "candidate_us", "p_value",
-    "spread", "judged_by", "why", "baseline_cell", "candidate_cell", "engine", "device", "hardware",
+    "q_value", "spread", "repeats", "judged_by", "why", "baseline_cell", "candidate_cell", "engine", "device",
+    "hardware",
 )  # fmt: skip
+
+
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,38 @@ class RunTables:
     samples: pd.DataFrame
 
 
+@dataclass(frozen=True)
+class _Couple:
+    """Two cells to judge, either of which may be missing, and what their sides are called."""
+
+    old: Row | None
+    new: Row | None
+    old_series: Series | None
+    new_series: Series | None
+    names: tuple[str, str]
+    missing: str = ""
+
+    @property
+    def shown(self) -> Row:
+        row = self.new if self.new is not None else self.old
+        assert row is not None
+        return row
+
+
 def compare_by(
-    cells: pd.DataFrame, samples: pd.DataFrame, *, by: str = "precision", baseline: str | None = None
+    cells: pd.DataFrame,
+    samples: pd.DataFrame,
+    *,
+    by: str = "precision",
+    baseline: str | None = None,
+    floors: Mapping[str, float] | None = None,
 ) -> pd.DataFrame:
     """Every cell against the baseline among those that differ from it only at the path ``by``.
 
     ``by`` is a dotted path of the planned cell or a column of ``cells``. Without ``baseline`` it is bf16 for
     precisions, flat for strategies, else the first that came. One row a candidate, ``ratio`` candidate over
     baseline; where the ``baseline`` asked for is missing the row says so, and a cell that stands alone has none.
+    ``floors`` is the noise floor by device where an A/A run measured one.
     Raises ValueError for an unknown path or baseline.
     """
     planned = planned_cells(cells)
@@ -62,28 +90,30 @@ def compare_by(
         partners.setdefault(_key(cell, path), []).append(index)
     context = _context(cells, path=path)
     rows, series = cells.to_dict("records"), slowest_series(samples)
-    result = []
+    couples = []
     for members in partners.values():
         base = _base(members, labels, path, baseline)
+        old = rows[base] if base is not None else None
+        named = labels[base] if base is not None else str(baseline)
         for i in members:
             if i != base:
-                pair = (rows[base] if base is not None else None, rows[i])
-                named = (labels[base] if base is not None else str(baseline), labels[i])
-                result.append(_row(*pair, series, series, named, context, missing=f"no {baseline} beside it"))
-    return _frame(result, context)
+                pair = (old, rows[i], series.get(old["cell_id"]) if old else None, series.get(rows[i]["cell_id"]))
+                couples.append(_Couple(*pair, (named, labels[i]), f"no {baseline} beside it"))
+    return _frame(couples, context, floors)
 
 
-def compare_runs(first: RunTables, second: RunTables) -> pd.DataFrame:
+def compare_runs(first: RunTables, second: RunTables, *, floors: Mapping[str, float] | None = None) -> pd.DataFrame:
     """The second run's cells against the same cells of the first; those of one run only get a row that says so."""
     context = _context(pd.concat([first.cells, second.cells]).drop_duplicates("cell_id").reset_index(drop=True))
     old = {row["cell_id"]: row for row in first.cells.to_dict("records")}
     new = {row["cell_id"]: row for row in second.cells.to_dict("records")}
     old_series, new_series = slowest_series(first.samples), slowest_series(second.samples)
-    result = [
-        _row(old.get(cell), new.get(cell), old_series, new_series, ("first run", "second run"), context)
+    names = ("first run", "second run")
+    couples = [
+        _Couple(old.get(cell), new.get(cell), old_series.get(cell), new_series.get(cell), names)
         for cell in dict.fromkeys([*old, *new])
     ]
-    return _frame(result, context)
+    return _frame(couples, context, floors)
 
 
 def _base(members: Sequence[int], labels: Sequence[str], path: str, wanted: str | None) -> int | None:
@@ -110,26 +140,32 @@ def _key(cell: Mapping[str, Any], path: str) -> str:
     return json.dumps(without_paths(cell, dropped), sort_keys=True)
 
 
-def _row(
-    old: Mapping[str, Any] | None,
-    new: Mapping[str, Any] | None,
-    old_series: Mapping[str, Series],
-    new_series: Mapping[str, Series],
-    labels: tuple[str, str],
-    context: Mapping[str, dict[str, Any]],
-    missing: str = "",
-) -> dict[str, Any]:
-    if old is None or new is None:
-        why = missing or f"not in the {labels[0] if old is None else labels[1]}"
-        verdict = Verdict(word="unclear", reason=why, method="none")
-    else:
-        verdict = judge(_side(new, new_series), _side(old, old_series))
-    shown = new if new is not None else old
-    assert shown is not None
+def _frame(
+    couples: Sequence[_Couple], context: Mapping[str, dict[str, Any]], floors: Mapping[str, float] | None
+) -> pd.DataFrame:
+    """All couples judged together, a row each."""
+    whole = [couple for couple in couples if couple.old is not None and couple.new is not None]
+    judged = iter(judge_all([_sides(couple) for couple in whole], floors=floors))
+    rows = [
+        _row(couple, next(judged) if couple.old is not None and couple.new is not None else _alone(couple), context)
+        for couple in couples
+    ]
+    frame = pd.DataFrame(rows, columns=[*dict.fromkeys([*next(iter(context.values()), {}), *COLUMNS])])
+    numbers = ("ratio", "ratio_low", "ratio_high", "baseline_us", "candidate_us", "p_value", "q_value", "spread")
+    return frame.astype(dict.fromkeys(numbers, float) | {"repeats": "Int64"})
+
+
+def _alone(couple: _Couple) -> Verdict:
+    why = couple.missing or f"not in the {couple.names[0] if couple.old is None else couple.names[1]}"
+    return Verdict(word="unclear", reason=why, method="none")
+
+
+def _row(couple: _Couple, verdict: Verdict, context: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    old, new, shown = couple.old, couple.new, couple.shown
     return {
         **context[shown["cell_id"]],
-        "baseline": labels[0],
-        "candidate": labels[1],
+        "baseline": couple.names[0],
+        "candidate": couple.names[1],
         "verdict": verdict.word,
         "ratio": verdict.ratio,
         "ratio_low": verdict.ratio_low,
@@ -137,7 +173,9 @@ def _row(
         "baseline_us": old["latency_us"] if old is not None else None,
         "candidate_us": new["latency_us"] if new is not None else None,
         "p_value": verdict.p_value,
+        "q_value": verdict.q_value,
         "spread": verdict.spread,
+        "repeats": verdict.repeats,
         "judged_by": verdict.method,
         "why": verdict.reason,
         "baseline_cell": old["cell_id"] if old is not None else None,
@@ -146,23 +184,17 @@ def _row(
     }
 
 
-def _side(row: Mapping[str, Any], series: Mapping[str, Series]) -> Side:
-    low, high = _number(row["latency_ci_low_us"]), _number(row["latency_ci_high_us"])
+def _sides(couple: _Couple) -> tuple[Side, Side]:
+    assert couple.old is not None
+    assert couple.new is not None
+    return _side(couple.new, couple.new_series), _side(couple.old, couple.old_series)
+
+
+def _side(row: Row, series: Series | None) -> Side:
     return Side(
         status=row["status"],
         engine=row["engine"],
         device=row["device"] if isinstance(row["device"], str) else None,
-        latency_us=_number(row["latency_us"]),
-        interval_us=(low, high) if low is not None and high is not None else None,
-        series=series.get(row["cell_id"]),
+        latency_us=None if pd.isna(row["latency_us"]) else float(row["latency_us"]),
+        series=series,
     )
-
-
-def _number(value: Any) -> float | None:
-    return None if pd.isna(value) else float(value)
-
-
-def _frame(rows: list[dict[str, Any]], context: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
-    frame = pd.DataFrame(rows, columns=[*dict.fromkeys([*next(iter(context.values()), {}), *COLUMNS])])
-    numbers = ["ratio", "ratio_low", "ratio_high", "baseline_us", "candidate_us", "p_value", "spread"]
-    return frame.astype(dict.fromkeys(numbers, float))
