@@ -1,4 +1,4 @@
-"""Commands over finished runs: runs, show, export, import, compare."""
+"""Commands over finished runs: runs, show, export."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +9,6 @@ import typer
 from workbench.cli.output import Format, console, print_json, print_text
 
 if TYPE_CHECKING:
-    from workbench.analysis.compare import RunTables
     from workbench.store.run_folder import RunFolder
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique part of it, a path, or `latest`.")]
@@ -95,55 +94,6 @@ def export(
     except OSError as error:
         raise ValueError(f"--output {output}: cannot be written ({error.strerror or error})") from error
     console().print(f"wrote {output}", markup=False)
-
-
-def import_file(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A .json or .parquet that `export` wrote.")],
-    results: ResultsOption = RESULTS,
-) -> None:
-    """Import a run that was exported as json or parquet; formats of other projects are refused."""
-    from workbench.store.importers import import_file as bring_in
-
-    folder = bring_in(file, results_dir=results)
-    console().print(f"imported as run {folder.run_id}", markup=False)
-
-
-def compare(
-    run: RunArgument,
-    other: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Second run, judged against the first.")] = None,
-    by: Annotated[str | None, typer.Option("--by", help="Column or dotted path that sets the cells apart.")] = None,
-    baseline: Annotated[str | None, typer.Option("--baseline", help="Value that the others are held against.")] = None,
-    results: ResultsOption = RESULTS,
-    form: FormatOption = Format.TABLE,
-) -> None:
-    """Compare cells of a run by one path (`--by precision`), or two runs cell by cell.
-
-    The verdict is faster, slower, same or unclear, from the raw samples.
-    """
-    from workbench.analysis.compare import compare_by, compare_runs
-    from workbench.report.verdicts import print_verdicts
-    from workbench.store.run_folder import open_run
-
-    if (other is None) == (by is None):
-        raise ValueError("compare: give either --by PATH or a second run, as in `compare RUN --by precision`")
-    first = _run_tables(open_run(results, run))
-    if other is None:
-        frame = compare_by(first.cells, first.samples, by=by or "", baseline=baseline)
-    elif baseline is not None:
-        raise ValueError("--baseline: belongs to --by; of two runs the first is the baseline")
-    else:
-        frame = compare_runs(first, _run_tables(open_run(results, other)))
-    if form is Format.JSON:
-        print_json({"by": by, "runs": [name for name in (run, other) if name], "cells": frame})
-        return
-    print_verdicts(console(), frame)
-
-
-def _run_tables(folder: "RunFolder") -> "RunTables":
-    from workbench.analysis.compare import RunTables
-    from workbench.store.reader import read_table
-
-    return RunTables(cells=read_table(folder, "cells").frame, samples=read_table(folder, "samples").frame)
 
 
 def _exported(folder: "RunFolder", *, form: ExportFormat, table: str) -> bytes:

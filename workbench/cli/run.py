@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 
 from workbench.cli.output import Format, console, print_json
+from workbench.cli.repeats import run_repeats
 from workbench.cli.traces import require_traces
 
 if TYPE_CHECKING:
@@ -53,13 +55,21 @@ def run(
         bool,
         typer.Option("--profile", help="Keep a torch profiler trace of each measured cell, made after its samples."),
     ] = False,
+    repeats: Annotated[
+        int, typer.Option("--repeats", help="Measure all this many times anew; a verdict needs 2, better 3.")
+    ] = 1,
     form: Annotated[Format, typer.Option("--format", help="A table, or strict JSON.")] = Format.TABLE,
     yes: Annotated[bool, typer.Option("--yes", help="Run more than 10,000 cells.")] = False,
 ) -> None:
-    """Run scenarios: every cell ends as ok, unsupported, infeasible or error, with its reason."""
+    """Run scenarios: every cell ends as ok, unsupported, infeasible or error, with its reason.
+
+    Example: moe-workbench run quickstart --set workload.tokens_per_rank=64 --repeats 3
+    """
     if not scenario and resume is None:
         raise ValueError("run: name a scenario file or a suite (moe-workbench scenarios lists them), or --resume RUN")
     files = load_files(scenario or [], engine=engine, overrides=overrides or [])
+    if repeats != 1 and (detach or resume is not None):
+        raise ValueError("--repeats: goes neither with --detach nor with --resume; start several runs and merge them")
     cells = plan_files(files, yes=yes, found=_found(address) if files else None)
     if detach:
         _detach(files, cells, results=results, address=address, resume=resume, profile=profile, form=form)
@@ -67,16 +77,20 @@ def run(
     from workbench.orchestrate.execute import execute
 
     talk = Console(stderr=True, highlight=False)
-    summary = execute(
-        cells,
-        scenario_name=_name(files),
-        scenario_text=_text(files),
-        results_dir=results,
-        address=address,
-        resume=resume,
-        console=talk,
-        profile=profile,
-    )
+
+    def run_once(chosen: "Sequence[Cell]") -> "RunSummary":
+        return execute(
+            chosen,
+            scenario_name=_name(files),
+            scenario_text=_text(files),
+            results_dir=results,
+            address=address,
+            resume=resume,
+            console=talk,
+            profile=profile,
+        )
+
+    summary = run_repeats(cells, repeats, run_once, talk=talk)
     _report(summary, results=results, form=form, talk=talk)
     raise typer.Exit(summary.exit_status)
 

@@ -23,12 +23,26 @@ class ReadResult:
     bad_files: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class ArrowResult:
+    """Rows as Arrow holds them, and the files passed over."""
+
+    table: pa.Table
+    bad_files: list[str] = field(default_factory=list)
+
+
 def read_table(run: RunFolder, table: str) -> ReadResult:
     """All rows of ``cells``, ``stages``, ``links``, ``loads``, ``memory`` or ``samples``.
 
     Of several attempts at a cell the last counts, but an ``error`` never displaces a better one; the other tables
     follow the attempt that counts. A run may be written meanwhile. Raises ValueError for an unknown table.
     """
+    whole = read_arrow(run, table)
+    return ReadResult(frame=to_frame(whole.table), bad_files=whole.bad_files)
+
+
+def read_arrow(run: RunFolder, table: str) -> ArrowResult:
+    """As ``read_table``, for what goes on with columns rather than with rows."""
     arrow_schema(table)
     for _ in range(_ATTEMPTS - 1):
         try:
@@ -73,12 +87,12 @@ def chosen_rows(table: str, parts: TableParts, chosen: Mapping[str, int]) -> pa.
     return whole.drop_columns([_PART]).filter(pa.array(keep.to_numpy(dtype=bool)))
 
 
-def _read_once(run: RunFolder, table: str) -> ReadResult:
+def _read_once(run: RunFolder, table: str) -> ArrowResult:
     cells = read_parts(run.path, "cells", columns=None if table == "cells" else ["cell_id", "status"])
     parts = cells if table == "cells" else read_parts(run.path, table)
     whole = chosen_rows(table, parts, chosen_numbers(cells.tables))
     bad = [str(part_path(run.path, table, number).relative_to(run.path)) for number in sorted(parts.bad)]
-    return ReadResult(frame=to_frame(whole), bad_files=bad)
+    return ArrowResult(table=whole, bad_files=bad)
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:

@@ -114,6 +114,7 @@ def run_info(run: RunFolder) -> RunInfo:
         manifest = {}
     events, _ = read_events(run.progress_path)
     cells = {event.get("cell_id"): str(event.get("status")) for event in events if event.get("event") == "cell"}
+    told = [event["counts"] for event in events if event.get("event") == "counts"]
     starts = [event for event in events if event.get("event") == "run_start"]
     last = events[-1] if events else {}
     ended = str(last.get("status")) if last.get("event") == "run_end" else "unfinished"
@@ -124,7 +125,7 @@ def run_info(run: RunFolder) -> RunInfo:
         created_at=manifest.get("created_at"),
         status="running" if is_locked(run.lock_path) else ended,
         total=starts[-1].get("total") if starts else None,
-        counts=dict(Counter(cells.values())),
+        counts=dict(Counter(cells.values())) or (told[-1] if told else {}),
     )
 
 

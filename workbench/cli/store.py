@@ -1,0 +1,41 @@
+"""Commands that change what a results folder holds: merge, prune, import."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from workbench.cli.output import console
+from workbench.cli.results import RESULTS, ResultsOption
+
+
+def merge(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run ids, parts of them, or paths.")],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the new run; that of the first.")] = None,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Merge runs into a new one: where they share a cell, each is a repeat of it; the runs themselves stay.
+
+    Example: moe-workbench merge 20261201T05 20261201T06 20261201T07 --name nightly
+    """
+    from workbench.store.merge import merge_runs
+    from workbench.store.run_folder import open_run
+
+    merged = merge_runs([open_run(results, run) for run in runs], results_dir=results, name=name)
+    repeats = merged.manifest()["repeats"]
+    told = f"merged {len(runs)} runs as {merged.run_id}: {repeats} repeat{'s' * (repeats != 1)} of a cell at most"
+    console().print(told, markup=False, soft_wrap=True)
+
+
+def import_file(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of a form that it recognises.")],
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Import a run that was exported as json or parquet; formats of other projects are refused.
+
+    Example: moe-workbench import colleague.json
+    """
+    from workbench.store.importers import import_file as bring_in
+
+    folder = bring_in(file, results_dir=results)
+    console().print(f"imported as run {folder.run_id}", markup=False)
