@@ -13,24 +13,29 @@ def unified_table(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     if not tables:
         return schema.empty_table()
     fitted = [fit_table(table, schema) for table in tables]
+    if all(table.schema.equals(fitted[0].schema) for table in fitted):
+        return pa.concat_tables(fitted)
     extras = _extra_fields(fitted, schema)
     return pa.concat_tables([_with_extras(table, schema, extras) for table in fitted])
 
 
 def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """One table with every column of ``schema`` in its type; columns it does not know stay as they are, behind."""
+    if table.schema.equals(schema):
+        return table
     columns: dict[str, pa.ChunkedArray | pa.Array] = {}
     texts: dict[str, pa.Array] = {}
+    present = dict(zip(table.column_names, table.columns, strict=True))
     for wanted in schema:
-        if wanted.name not in table.column_names:
+        if wanted.name not in present:
             columns[wanted.name] = pa.nulls(len(table), wanted.type)
             continue
-        column = table[wanted.name]
+        column = present[wanted.name]
         try:
-            columns[wanted.name] = column.cast(wanted.type)
+            columns[wanted.name] = column if column.type == wanted.type else column.cast(wanted.type)
         except pa.ArrowException:
             columns[wanted.name], texts[f"{wanted.name}_text"] = _split(column, wanted.type)
-    others = {name: table[name] for name in table.column_names if name not in columns}
+    others = {name: column for name, column in present.items() if name not in columns}
     return pa.table(columns | others | texts)
 
 

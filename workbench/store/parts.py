@@ -6,6 +6,7 @@ whole, and a compacted part (a new number again) replaces those it was made of e
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,6 +38,15 @@ def part_numbers(run_path: Path, table: str) -> list[int]:
     return sorted(int(match[1]) for match in names if match)
 
 
+def foreign_files(run_path: Path, table: str) -> list[str]:
+    """Files in a table's folder that are no parts of it, relative to the run; hidden ones and those set aside are
+    let be."""
+    folder = run_path / table
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    known = [name for name in names if _NAME.fullmatch(name) or name.startswith(".") or name.endswith(".bad")]
+    return [f"{table}/{name}" for name in names if name not in known]
+
+
 def next_number(run_path: Path) -> int:
     return 1 + max((n for table in TABLES for n in part_numbers(run_path, table)), default=0)
 
@@ -50,7 +60,9 @@ def write_part(run_path: Path, table: str, number: int, rows: pa.Table) -> None:
     write_atomically(path, sink.getvalue())
 
 
-def read_parts(run_path: Path, table: str, columns: list[str] | None = None) -> TableParts:
+def read_parts(
+    run_path: Path, table: str, columns: list[str] | None = None, *, without: Sequence[str] = ()
+) -> TableParts:
     """All parts of a table, cut and empty files set apart. Raises FileNotFoundError when one goes away meanwhile."""
     parts = TableParts()
     for number in part_numbers(run_path, table):
@@ -58,7 +70,8 @@ def read_parts(run_path: Path, table: str, columns: list[str] | None = None) -> 
         try:
             data = path.read_bytes()
             with pq.ParquetFile(io.BytesIO(data)) as file:
-                wanted = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
+                names = [name for name in file.schema_arrow.names if name not in without]
+                wanted = names if columns is None else [name for name in columns if name in names]
                 parts.tables[number] = file.read(columns=wanted)
         except FileNotFoundError:
             raise

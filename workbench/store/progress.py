@@ -40,3 +40,10 @@ def read_events(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
         else:
             torn_lines.append(number)
     return events, torn_lines
+
+
+def torn_lines(path: Path) -> list[int]:
+    """Numbers of lines that are no whole object by their ends, for a look at many files; ``read_events`` reads them."""
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    told = [(number, line.strip()) for number, line in enumerate(lines, start=1)]
+    return [number for number, line in told if line and not (line[:1] == b"{" and line[-1:] == b"}")]

@@ -1,6 +1,6 @@
 """Reading a run's tables: parts of different schemas become one typed frame, and no row is lost on the way."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -41,15 +41,15 @@ def read_table(run: RunFolder, table: str) -> ReadResult:
     return ReadResult(frame=to_frame(whole.table), bad_files=whole.bad_files)
 
 
-def read_arrow(run: RunFolder, table: str) -> ArrowResult:
-    """As ``read_table``, for what goes on with columns rather than with rows."""
+def read_arrow(run: RunFolder, table: str, *, without: Sequence[str] = ()) -> ArrowResult:
+    """As ``read_table``, for what goes on with columns rather than with rows; the columns ``without`` stay unread."""
     arrow_schema(table)
     for _ in range(_ATTEMPTS - 1):
         try:
-            return _read_once(run, table)
+            return _read_once(run, table, without)
         except FileNotFoundError:  # compacted under our eyes
             continue
-    return _read_once(run, table)
+    return _read_once(run, table, without)
 
 
 def read_tables(run: RunFolder) -> dict[str, ReadResult]:
@@ -75,6 +75,8 @@ def chosen_numbers(cells: Mapping[int, pa.Table]) -> dict[str, int]:
 
 def chosen_rows(table: str, parts: TableParts, chosen: Mapping[str, int]) -> pa.Table:
     """The parts joined, with only those rows of each cell that its counting attempt wrote."""
+    if _is_plain(table, parts, chosen):
+        return unified_table(list(parts.tables.values()), arrow_schema(table))
     marked = {n: part.append_column(_PART, pa.array([n] * len(part), pa.int64())) for n, part in parts.tables.items()}
     whole = unified_table([marked[n] for n in sorted(marked)], arrow_schema(table))
     if not len(whole):
@@ -87,10 +89,20 @@ def chosen_rows(table: str, parts: TableParts, chosen: Mapping[str, int]) -> pa.
     return whole.drop_columns([_PART]).filter(pa.array(keep.to_numpy(dtype=bool)))
 
 
-def _read_once(run: RunFolder, table: str) -> ArrowResult:
-    cells = read_parts(run.path, "cells", columns=None if table == "cells" else ["cell_id", "status"])
-    parts = cells if table == "cells" else read_parts(run.path, table)
+def _is_plain(table: str, parts: TableParts, chosen: Mapping[str, int]) -> bool:
+    """Whether every row counts: a compacted run, the usual case, has one part a table and each cell once."""
+    numbers = {*parts.tables, *chosen.values()}
+    if len(parts.tables) != 1 or len(numbers) != 1 or parts.bad:
+        return False
+    (part,) = parts.tables.values()
+    return table != "cells" or len(part) == len(chosen)
+
+
+def _read_once(run: RunFolder, table: str, without: Sequence[str]) -> ArrowResult:
+    cells = read_parts(run.path, "cells", columns=None if table == "cells" else ["cell_id", "status"], without=without)
+    parts = cells if table == "cells" else read_parts(run.path, table, without=without)
     whole = chosen_rows(table, parts, chosen_numbers(cells.tables))
+    whole = whole.drop_columns([name for name in without if name in whole.column_names])
     bad = [str(part_path(run.path, table, number).relative_to(run.path)) for number in sorted(parts.bad)]
     return ArrowResult(table=whole, bad_files=bad)
 

@@ -6,11 +6,12 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from workbench.store.cache import cache_folder, keep, read_kept, stamp_of
 from workbench.store.files import is_locked, write_atomically
 from workbench.store.progress import read_events
 from workbench.store.strict_json import to_json
@@ -18,6 +19,10 @@ from workbench.store.text import readable_text, safe_name
 
 MANIFEST = "manifest.json"
 SHORTEST_PART = 3
+WORTH_KEEPING = 16
+"""Runs from which on reading them all anew takes longer than a person likes to wait."""
+INFOS = "runs.json"
+INFO_VERSION = "1"
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def open_run(results_dir: Path | str, reference: str) -> RunFolder:
     as_path = Path(reference)
     if (as_path / MANIFEST).is_file():
         return RunFolder(path=as_path, run_id=as_path.resolve().name)
-    runs = _folders(Path(results_dir))
+    runs = run_folders(results_dir)
     if not runs:
         raise ValueError(f"no run {reference!r}: {results_dir} holds no runs yet; start one with moe-workbench run")
     if reference == "latest":
@@ -102,12 +107,45 @@ def open_run(results_dir: Path | str, reference: str) -> RunFolder:
 
 
 def list_runs(results_dir: Path | str) -> list[RunInfo]:
-    """All runs of a results folder, oldest first; a missing folder has none."""
-    return [run_info(run) for run in _folders(Path(results_dir))]
+    """All runs of a results folder, oldest first; a missing folder has none.
+
+    What the files of many runs said is kept in the user's cache, and read again only of runs whose files changed.
+    """
+    runs = run_folders(results_dir)
+    folder = cache_folder(Path(results_dir)) if len(runs) >= WORTH_KEEPING else None
+    kept = read_kept(folder / INFOS, INFO_VERSION) if folder else {}
+    fresh = {}
+    for run in runs:
+        stamp = stamp_of(run.path / MANIFEST, run.progress_path)
+        known = kept.get(run.run_id)
+        told = known["info"] if known and known["stamp"] == stamp else asdict(_read_info(run))
+        fresh[run.run_id] = {"stamp": stamp, "info": told}
+    if folder and fresh != kept:
+        keep(folder / INFOS, INFO_VERSION, fresh)
+    return [_live(run, RunInfo(**fresh[run.run_id]["info"])) for run in runs]
 
 
 def run_info(run: RunFolder) -> RunInfo:
     """Name, state and counts of a run, from its manifest and its progress file."""
+    return _live(run, _read_info(run))
+
+
+def foreign_entries(results_dir: Path | str) -> list[str]:
+    """What lies in a results folder and is no run: files, and folders without a manifest; hidden ones are let be."""
+    folder = Path(results_dir)
+    if not folder.is_dir():
+        return []
+    names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
+    return [name for name in names if not (folder / name / MANIFEST).is_file()]
+
+
+def _live(run: RunFolder, info: RunInfo) -> RunInfo:
+    """What was read of a run, with where it lies and whether a process writes it right now."""
+    status = "running" if is_locked(run.lock_path) else info.status
+    return replace(info, run_id=run.run_id, path=str(run.path), status=status)
+
+
+def _read_info(run: RunFolder) -> RunInfo:
     try:
         manifest = run.manifest()
     except ValueError:
@@ -123,13 +161,15 @@ def run_info(run: RunFolder) -> RunInfo:
         path=str(run.path),
         name=str(manifest.get("name", "(manifest unreadable)")),
         created_at=manifest.get("created_at"),
-        status="running" if is_locked(run.lock_path) else ended,
+        status=ended,
         total=starts[-1].get("total") if starts else None,
         counts=dict(Counter(cells.values())) or (told[-1] if told else {}),
     )
 
 
-def _folders(results_dir: Path) -> list[RunFolder]:
+def run_folders(results_dir: Path | str) -> list[RunFolder]:
+    """The runs of a results folder, oldest first, unread. Raises ValueError when it is no folder."""
+    results_dir = Path(results_dir)
     if not results_dir.is_dir():
         if results_dir.exists():
             raise ValueError(f"results folder {results_dir}: is not a folder; choose another with --results DIR")
