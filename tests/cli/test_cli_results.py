@@ -56,7 +56,7 @@ def test_runs_in_both_forms(call, tmp_path):
     status, out, _ = call("runs", results_dir=tmp_path)
     assert status == 0
     assert "start one with: moe-workbench run SCENARIO" in out
-    assert strict(call("runs", "--format", "json", results_dir=tmp_path)[1]) == {"runs": []}
+    assert strict(call("runs", "--format", "json", results_dir=tmp_path)[1]) == {"runs": [], "problems": []}
 
 
 def test_show_keeps_devices_apart_and_says_why(call):

@@ -22,11 +22,13 @@ COMMANDS: dict[str, str] = {
     "export": "workbench.cli.results:export",
     "import": "workbench.cli.store:import_file",
     "merge": "workbench.cli.store:merge",
+    "prune": "workbench.cli.store:prune",
     "compare": "workbench.cli.compare:compare",
     "report": "workbench.cli.report:report",
     "dashboard": "workbench.cli.report:dashboard",
     "doctor": "workbench.cli.doctor:doctor",
     "tune": "workbench.cli.tune:tune",
+    "calibrate": "workbench.cli.calibrate:calibrate",
     "validate": "workbench.cli.validate:validate",
 }
 """Command name to ``module:function``; the function's docstring is its help."""

@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workbench.cli.output import Format, console, print_json, print_text
+from workbench.store.bucket import results_path
 
 if TYPE_CHECKING:
-    from workbench.store.run_folder import RunFolder
+    from workbench.store.run_folder import RunFolder, RunInfo
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique part of it, a path, or `latest`.")]
-ResultsOption = Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")]
+ResultsOption = Annotated[
+    Path,
+    typer.Option(
+        "--results", parser=results_path, metavar="DIR", help="Folder that holds the runs, or a URL as s3://team/runs."
+    ),
+]
 FormatOption = Annotated[Format, typer.Option("--format", help="A table, or strict JSON.")]
 RESULTS = Path("results")
+MOST_PROBLEMS = 10
 
 
 class ExportFormat(StrEnum):
@@ -26,17 +33,48 @@ class ExportFormat(StrEnum):
     CHROME_TRACE = "chrome-trace"
 
 
-def runs(results: ResultsOption = RESULTS, form: FormatOption = Format.TABLE) -> None:
-    """List the runs of a results folder."""
-    from workbench.report.terminal import plain_table
-    from workbench.store.run_folder import list_runs
+def runs(
+    name: Annotated[str | None, typer.Option("--name", help="Runs whose name holds this text.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="finished, running, stopped, failed, ...")] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="DATE", help="Made then or later.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option("--where", metavar="COLUMN=VALUE", help="With such a cell; repeat it, commas mean or."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only so many, the newest.")] = None,
+    results: ResultsOption = RESULTS,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """List the runs of a results folder.
 
-    infos = list_runs(results)
+    Example: moe-workbench runs --where precision=fp8_block --where hardware=h200-sxm --since 2026-11-01 --limit 20
+    """
+    from workbench.store.damage import store_problems
+    from workbench.store.find import find_runs
+
+    infos = find_runs(results, name=name, status=status, since=since, where=where or (), limit=limit)
+    problems = store_problems(results)
     if form is Format.JSON:
-        print_json({"runs": infos})
+        print_json({"runs": infos, "problems": problems})
         return
+    filtered = any(given for given in (name, status, since, where))
+    _print_runs(
+        infos,
+        nothing=f"no such run in {results}"
+        if filtered
+        else f"no runs in {results}; start one with: moe-workbench run SCENARIO",
+    )
+    for problem in problems[:MOST_PROBLEMS]:
+        console().print(f"passed over: {problem}", markup=False, soft_wrap=True)
+    if len(problems) > MOST_PROBLEMS:
+        console().print(f"and {len(problems) - MOST_PROBLEMS} more; --format json names all", markup=False)
+
+
+def _print_runs(infos: "list[RunInfo]", *, nothing: str) -> None:
+    from workbench.report.terminal import plain_table
+
     if not infos:
-        console().print(f"no runs in {results}; start one with: moe-workbench run SCENARIO", markup=False)
+        console().print(nothing, markup=False)
         return
     table = plain_table()
     for column in ("run", "name", "status", "cells"):

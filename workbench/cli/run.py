@@ -14,6 +14,7 @@ from rich.console import Console
 
 from workbench.cli.output import Format, console, print_json
 from workbench.cli.repeats import run_repeats
+from workbench.cli.results import RESULTS, ResultsOption
 from workbench.cli.traces import require_traces
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from workbench.spec.scenario import Cell
     from workbench.spec.scenario_file import ScenarioFile
 
-RESULTS = Path("results")
 STOP_WAIT_S = 30.0
 MOST_ROWS = 200
 
@@ -43,7 +43,7 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Override a field; may be repeated.")
     ] = None,
-    results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = RESULTS,
+    results: ResultsOption = RESULTS,
     address: Annotated[
         str | None, typer.Option("--address", metavar="HOST:PORT", help="Join this Ray cluster; else one of its own.")
     ] = None,
@@ -75,6 +75,7 @@ def run(
         _detach(files, cells, results=results, address=address, resume=resume, profile=profile, form=form)
         return
     from workbench.orchestrate.execute import execute
+    from workbench.store.bucket import send_run
 
     talk = Console(stderr=True, highlight=False)
 
@@ -91,13 +92,14 @@ def run(
         )
 
     summary = run_repeats(cells, repeats, run_once, talk=talk)
+    send_run(summary.path)
     _report(summary, results=results, form=form, talk=talk)
     raise typer.Exit(summary.exit_status)
 
 
 def stop(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique part of it, a path, or `latest`.")],
-    results: Annotated[Path, typer.Option("--results", help="Folder that holds the runs.")] = RESULTS,
+    results: ResultsOption = RESULTS,
 ) -> None:
     """Stop a run: it gives up the cell in flight, keeps what is done, and can be resumed."""
     from workbench.store.run_folder import open_run, run_info
@@ -237,4 +239,6 @@ def _resume_command(run_id: str, results: Path) -> str:
 
 
 def _where(results: Path) -> str:
-    return "" if results == RESULTS else f" --results {results}"
+    from workbench.store.bucket import place_of
+
+    return "" if results == RESULTS else f" --results {place_of(results)}"

@@ -27,6 +27,30 @@ def merge(
     console().print(told, markup=False, soft_wrap=True)
 
 
+def prune(
+    keep: Annotated[int, typer.Option("--keep", help="Of each name, keep so many of the newest runs.")],
+    name: Annotated[str | None, typer.Option("--name", help="Only runs of this name.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete them; without it they are only listed.")] = False,
+    results: ResultsOption = RESULTS,
+) -> None:
+    """Delete old runs: of each name all but the newest; without --yes say which. Runs being written are kept.
+
+    Example: moe-workbench prune --keep 10 --name nightly --yes
+    """
+    from workbench.store.prune import remove_runs, runs_beyond
+
+    out = console()
+    beyond = runs_beyond(results, keep=keep, name=name)
+    if not beyond:
+        out.print(f"nothing to delete: no name has more than {keep} runs", markup=False)
+        return
+    gone = remove_runs(beyond) if yes else [info.run_id for info in beyond]
+    for run_id in gone:
+        out.print(f"{'deleted' if yes else 'would delete'} {run_id}", markup=False)
+    if not yes:
+        out.print(f"{len(gone)} run{'s' * (len(gone) > 1)}; say --yes to delete", markup=False)
+
+
 def import_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of a form that it recognises.")],
     results: ResultsOption = RESULTS,

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from workbench.spec.record import COLUMNS, TABLE_COLUMNS, Outcome, Record
+from workbench.store.bucket import send_run
 from workbench.store.progress import append_event
 from workbench.store.run_folder import RunFolder, create_run
 from workbench.store.strict_json import frame_rows
@@ -36,6 +37,7 @@ def import_file(path: Path, *, results_dir: Path) -> RunFolder:
         for outcome in outcomes:
             writer.add(outcome)
     _tell(run, [outcome.record for outcome in outcomes])
+    send_run(run.path)
     return run
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from workbench.store.bucket import send_run
 from workbench.store.evolution import unified_table
 from workbench.store.files import is_locked, take_lock
 from workbench.store.parts import write_part
@@ -76,6 +77,7 @@ def merge_runs(runs: Sequence[RunFolder], *, results_dir: Any, name: str | None 
     merged = create_run(results_dir, name=name or str(first.get("name", "merged")), manifest=kept | origin)
     _write(merged, pooled)
     _keep_plan(runs[0], merged)
+    send_run(merged.path)
     return merged
 
 

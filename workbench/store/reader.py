@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 import pyarrow as pa
 
+from workbench.store.bucket import fetch_table
 from workbench.store.evolution import unified_table
 from workbench.store.parts import TableParts, bad_numbers, part_path, read_parts
 from workbench.store.run_folder import RunFolder
@@ -44,6 +45,7 @@ def read_table(run: RunFolder, table: str) -> ReadResult:
 def read_arrow(run: RunFolder, table: str, *, without: Sequence[str] = ()) -> ArrowResult:
     """As ``read_table``, for what goes on with columns rather than with rows; the columns ``without`` stay unread."""
     arrow_schema(table)
+    fetch_table(run.path, table)
     for _ in range(_ATTEMPTS - 1):
         try:
             return _read_once(run, table, without)

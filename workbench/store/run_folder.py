@@ -174,7 +174,7 @@ def run_folders(results_dir: Path | str) -> list[RunFolder]:
         if results_dir.exists():
             raise ValueError(f"results folder {results_dir}: is not a folder; choose another with --results DIR")
         return []
-    names = sorted(entry.name for entry in os.scandir(results_dir) if entry.is_dir())
+    names = sorted(entry.name for entry in os.scandir(results_dir) if entry.is_dir() and entry.name[0] != ".")
     runs = [RunFolder(path=results_dir / name, run_id=name) for name in names]
     return [run for run in runs if (run.path / MANIFEST).is_file()]
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from workbench.spec.record import Outcome
+from workbench.store.bucket import fetch_table
 from workbench.store.files import take_lock
 from workbench.store.parts import bad_numbers, next_number, part_numbers, part_path, read_parts, write_part
 from workbench.store.reader import chosen_numbers, chosen_rows
@@ -27,6 +28,8 @@ class Writer:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
+        for table in TABLES:
+            fetch_table(run.path, table)
         self._lock_file = take_lock(run.lock_path)
         self._lock = threading.RLock()
         self._pending: dict[str, dict[str, list[dict[str, Any]]]] = {}
