@@ -195,12 +195,14 @@ def test_records_repeat_exactly():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"method": "measured"}, "method measured"),
+        ({"method": "measured", "precision": "mxfp4"}, "method measured"),
         ({"method": "published"}, "method published"),
-        ({"method": "calibrated"}, "method calibrated"),
+        ({"method": "calibrated", "precision": "nvfp4"}, "method calibrated"),
         ({"scope": "model"}, "scope model"),
         ({"scope": "train_step", "precision": "mxfp4_w4a16"}, "precision.weights e2m1 is too narrow"),
-        ({"kernel": "vllm"}, "kernel vllm"),
+        ({"kernel": "marlin"}, "kernel marlin has no rows to be priced from"),
+        ({"kernel": "vllm", "precision": "mxfp8"}, "kernel vllm has no rows in mxfp8"),
+        ({"scope": "train_step", "method": "calibrated"}, "method calibrated prices the experts"),
         ({"offload": {"tier": "host"}}, "offload.tier host"),
         ({"optimizer": "adamw_fp32"}, "optimizer"),
         ({"goal": {}}, "goal"),
@@ -239,8 +241,8 @@ def test_a_fault_inside_becomes_an_error_row(monkeypatch):
     assert "RuntimeError: no such thing" in record.reason
 
 
-def test_the_method_is_named_and_no_band_is_given():
-    record = ok()
+def test_the_roofline_is_named_and_has_no_band():
+    record = ok(method="roofline")
     assert (record.engine, record.method) == ("simulate", "roofline")
     assert record.error_band_pct is record.band_low_us is record.band_high_us is None
     assert record.num_samples is None

@@ -140,6 +140,7 @@ def test_the_pipeline_lies_between_its_bound_and_the_formula(gb_per_s, degree):
     cluster = cluster.model_copy(update={"hardware": cluster.hardware.model_copy(update={"scale_out": out})})
     model = {"base": "deepseek-v3", "shared_intermediate": 0}
     options = {"model": model, "ep": 16, "tokens": 8192, "cluster": cluster, "scope": "layer_no_router"}
+    options["method"] = "roofline"
     cost = priced(dispatch=chunk(degree), skew="balanced", **options)
     comm_us, experts_us = cost.exchange_us, cost.parts_us["compute"]  # of all chunks, their latencies among them
     formula_us = (comm_us + experts_us) / degree + (degree - 1) / degree * max(comm_us, experts_us)

@@ -36,7 +36,7 @@ def in_order(cost):
 
 
 def test_forward_is_unchanged_and_the_backward_follows():
-    (_, layer), (_, step) = pair()
+    (_, layer), (_, step) = pair(method="roofline")
     names, before = in_order(step), in_order(layer)
     assert names[: len(before)] == before
     assert names[len(before) :] == BACKWARD

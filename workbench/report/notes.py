@@ -16,6 +16,8 @@ FLAG_WORDS = {
     "trace_tokens": "the trace has {} tokens, fewer than asked for, and is repeated",
     "trace_steps": "the trace has {} steps, fewer than asked for, and is repeated",
     "placed_on_judged_steps": "the trace has no other steps, so experts were placed by the loads they are judged on",
+    "transferred_from": "no kernel was timed on this GPU: the figure is that of {} by the peaks of both",
+    "unvalidated_hardware": "no measurement of this GPU, or of one like it, has checked this figure",
     "virtual_nodes": "nodes are virtual: their ranks share one host",
 }
 ASIDES = {
@@ -25,6 +27,7 @@ ASIDES = {
     "sampled_steps": "routing was drawn for the first steps, which stand for the others",
     "eplb": "eplb placed the experts in its {} way",
     "trained_steps": "the router was balanced over {} steps before the one that is priced",
+    "band_of_expert_stages": "the band is that of the expert stages; messages and other stages have none in it",
     "conversion_ms": "the weights were converted for this kernel beforehand",
 }
 """Flags that need no mark at each row."""

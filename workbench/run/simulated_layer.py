@@ -17,6 +17,7 @@ from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
 from workbench.run.simulated_tables import link_rows, load_rows, memory_rows, stage_rows
 from workbench.simulate.compute import above_peak, expert_flops, rates_of
+from workbench.simulate.experts import Choice
 from workbench.simulate.layer import LayerCost
 from workbench.simulate.memory import MemoryFit, model_fit
 from workbench.simulate.traffic import GroupTraffic
@@ -32,18 +33,19 @@ SECONDS_PER_HOUR = 3600
 
 def layer_outcome(
     cell: Cell, steps: list[list[LayerCost]], *, first: GroupTraffic, fit: MemoryFit, worst_memory_rank: int,
-    method: str,
+    choice: Choice,
 ) -> Outcome:  # fmt: skip
     """The ``ok`` outcome. ``first`` is the traffic of layer 0 and step 0, whose loads and links fill the tables."""
     times = [sum(cost.latency_us for cost in layers) for layers in steps]
     layers = steps[times.index(median_low(times))]
     scale = cell.workload.layers / len(layers)
-    fields = base_record_fields(cell) | {"status": "ok", "engine": "simulate", "method": method}
+    fields = base_record_fields(cell) | {"status": "ok", "engine": "simulate", "method": choice.method}
     fields |= time_fields(cell, layers, scale=scale)
     fields |= rate_fields(cell, layers, latency_us=fields["latency_us"], scale=scale)
     fields |= byte_fields(cell, layers, first=first, scale=scale) | load_fields(first, scale=cell.workload.layers)
-    fields |= fit_fields(fit)
-    fields["flags"] = flags_text(cell, fields, first=first, layers=layers, num_steps=len(steps))
+    fields |= fit_fields(fit) | band_fields(choice, layers, latency_us=fields["latency_us"], scale=scale)
+    flags = flags_text(cell, fields, first=first, layers=layers, num_steps=len(steps))
+    fields["flags"] = ",".join(filter(None, (flags, *choice.flags))) or None
     tables = {
         "stages": stage_rows(cell, steps[0][0]),
         "links": link_rows(cell, steps[0][0]),
@@ -79,6 +81,20 @@ def time_fields(cell: Cell, layers: list[LayerCost], *, scale: float) -> dict[st
         "combine_us": part("combine") + part("tp_reduce"),
         "count_exchange_us": part("count_exchange"),
         "comm_fraction": max(0.0, exchange_us - hidden_us) / latency_us if latency_us else None,
+    }
+
+
+def band_fields(choice: Choice, layers: list[LayerCost], *, latency_us: float, scale: float) -> dict[str, Any]:
+    """The 80% band of the latency, which moves with the experts' time; half its width in percent. None by roofline."""
+    if choice.band is None:
+        return {}
+    low, high = choice.band
+    expert_us = scale * sum(cost.expert_us for cost in layers)
+    return {
+        "kernel_version": choice.version,
+        "band_low_us": latency_us + (low - 1) * expert_us,
+        "band_high_us": latency_us + (high - 1) * expert_us,
+        "error_band_pct": 50 * (high - low) * expert_us / latency_us if latency_us else None,
     }
 
 

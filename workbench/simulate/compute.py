@@ -32,8 +32,9 @@ def math_path(hardware: Hardware, precision: Precision) -> tuple[float, str]:
 
     The wider operand decides. Two FP8 operands, with whatever scales, use the FP8 peak; FP4 beside FP8 uses the FP8
     peak, natively only on parts that also have FP4 math; two FP4 operands the FP4 peak. What the part cannot
-    multiply is stored narrow and multiplied in bf16 (``upcast``): FP4 on Hopper, FP8 on Ampere. A processor decodes
-    both operands before it multiplies them (``emulated``), as the kernels do there.
+    multiply is stored narrow and multiplied in bf16 (``upcast``): FP4 on Hopper, FP8 on Ampere, and MXFP8, whose
+    scales a block only the matrix units with FP4 math apply. A processor decodes both operands before it multiplies
+    them (``emulated``), as the kernels do there.
     """
     formats = {precision.weights.format, precision.activations.format}
     fp8, fp4 = hardware.fp8_dense_tflops, hardware.fp4_dense_tflops
@@ -45,6 +46,8 @@ def math_path(hardware: Hardware, precision: Precision) -> tuple[float, str]:
         return hardware.bf16_dense_tflops, "emulated"
     if formats == {"e2m1"}:
         return (fp4, "native") if fp4 else (hardware.bf16_dense_tflops, "upcast")
+    if formats == {"e4m3"} and precision.weights.granularity == "mx" and not fp4:
+        return hardware.bf16_dense_tflops, "upcast"
     if fp8:
         return fp8, "upcast" if "e2m1" in formats and not fp4 else "native"
     return hardware.bf16_dense_tflops, "upcast"
@@ -67,7 +70,8 @@ class Stage:
     """Work of one named stage on each rank: bytes_R and flops_R of float64 [R], in ``kernels`` launches.
 
     ``part`` is the record's column that its time belongs to: ``compute``, ``quantise``, ``wire`` (encoding for the
-    wire), ``dispatch`` or ``combine`` (copies beside an exchange).
+    wire), ``dispatch`` or ``combine`` (copies beside an exchange). ``us_R`` is its time by another method than the
+    roofline, launches included.
     """
 
     name: str
@@ -76,6 +80,7 @@ class Stage:
     kernels: int
     flops_per_us: float
     part: str = "compute"
+    us_R: np.ndarray | None = None
 
     def memory_us_R(self, rates: Rates) -> np.ndarray:
         return self.bytes_R / rates.bytes_per_us
@@ -87,7 +92,9 @@ class Stage:
         return self.kernels * rates.launch_us
 
     def duration_us_R(self, rates: Rates) -> np.ndarray:
-        """Microseconds [R]: launches, then the slower of memory and math."""
+        """Microseconds [R]: launches, then the slower of memory and math; or ``us_R``."""
+        if self.us_R is not None:
+            return self.us_R
         return self.launch_us(rates) + np.maximum(self.memory_us_R(rates), self.math_us_R())
 
 

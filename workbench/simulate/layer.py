@@ -27,7 +27,8 @@ class LayerCost:
 
     ``parts_us`` sums the slowest rank's time by ``compute``, ``quantise``, ``wire`` (encoding for it), ``dispatch``
     and ``combine`` (both with their local copies), ``count_exchange``, ``tp_reduce``; ``network_us`` is the links' part
-    of it and ``hidden_us`` what overlap takes off the same stages run one after the other.
+    of it and ``hidden_us`` what overlap takes off the same stages run one after the other. ``expert_us`` is what the
+    slowest rank's routed experts take, ``compute`` and ``quantise`` together.
     """
 
     latency_us: float
@@ -42,6 +43,7 @@ class LayerCost:
     flops: float
     spans: tuple[Span, ...]
     legs: tuple[Leg, ...]
+    expert_us: float = 0.0
 
     @property
     def exchange_us(self) -> float:
@@ -86,4 +88,5 @@ def _summary(cell: Cell, work: LayerWork, timeline: Timeline, *, hidden_us: floa
         flops=float(sum(stage.flops_R[slowest] for stage in stages)),
         spans=tuple(timeline.spans),
         legs=work.legs,
+        expert_us=float(work.expert_us_R[slowest]),
     )

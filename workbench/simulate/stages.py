@@ -6,7 +6,8 @@ I intermediate (cut by tp). Stage names are those of a measured layer; one name 
 added up) are stages named ``dispatch`` and ``combine``.
 
 Idealised: no kernel is fused with its neighbour, each reads its inputs and writes its outputs once. Permute counts,
-sorts and gathers (three launches); the gate is a GEMM and a selection.
+sorts and gathers (three launches); the gate is a GEMM and a selection. The routed experts' stages then take the time
+of the cell's method (``experts``), each its share.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 
 from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes, encoded_bytes
 from workbench.simulate.compute import Rates, Stage, copy_stage, gemm_stage, is_encoded, rates_of
+from workbench.simulate.experts import price_experts
 from workbench.simulate.formats import WIRE_FORMATS, row_bytes
 from workbench.simulate.traffic import GroupTraffic
 from workbench.simulate.weights import FLOAT32_BYTES, WIDE_BYTES, expert_bytes
@@ -57,7 +59,7 @@ def layer_stages(cell: Cell, traffic: GroupTraffic) -> LayerStages:
         gate=gate,
         encode=_encode(cell, tokens_R=tokens_R, rates=rates) if travels else (),
         pack=_pack(cell, traffic, rates=rates) if travels else (),
-        experts=tuple(_expert_stages(cell, traffic, rates=rates)),
+        experts=price_experts(cell, traffic, tuple(_expert_stages(cell, traffic, rates=rates)), rates=rates),
         encode_back=_encode_back(cell, traffic, rates=rates) if travels else (),
         unpack=_unpack(cell, traffic, rates=rates) if travels else (),
         shared=shared_stages(model, cell.precision, tokens_R=tokens_R, tp=cell.parallel.tp, rates=rates),

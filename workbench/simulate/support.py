@@ -1,5 +1,7 @@
 """Which cells the simulator can price, and in words why not the others."""
 
+from workbench.simulate.experts import ESTIMATED_SCOPES, estimators_of
+from workbench.simulate.families import priced_kernels
 from workbench.simulate.network import MAX_RANKS
 from workbench.simulate.train import gradient_format
 from workbench.spec.precision import ELEMENT_BITS
@@ -23,9 +25,10 @@ def exchange_unsupported_reason(cell: Cell) -> str | None:
 
 
 def _method(cell: Cell) -> str | None:
-    if cell.method in ("best", "roofline"):
+    """Only a layer's experts have rows and constants; what else is forced has none."""
+    if cell.method in ("best", "roofline") or cell.scope.kind in ESTIMATED_SCOPES:
         return None
-    return f"method {cell.method} {LATER}; roofline is there now"
+    return f"method {cell.method} prices the experts of a layer; scope {cell.scope.kind} has roofline alone"
 
 
 def _scope(cell: Cell) -> str | None:
@@ -52,7 +55,13 @@ def _training(cell: Cell) -> str | None:
 def _kernel(cell: Cell) -> str | None:
     if cell.kernel == "ours":
         return None
-    return f"kernel {cell.kernel} is priced from its published rows, which {LATER}; ours is there now"
+    if cell.kernel not in priced_kernels():
+        return f"kernel {cell.kernel} has no rows to be priced from; known: {', '.join(priced_kernels())}"
+    if cell.scope.kind not in ESTIMATED_SCOPES:
+        return f"kernel {cell.kernel} has rows of a layer's forward alone, not of scope {cell.scope.kind}"
+    if not estimators_of(cell) and cell.method != "roofline":
+        return f"kernel {cell.kernel} has no rows in {cell.precision.name} to be priced from"
+    return None
 
 
 def _extras(cell: Cell) -> str | None:
