@@ -10,7 +10,7 @@ from workbench.spec.dispatch import Balance
 from workbench.spec.errors import Unsupported
 from workbench.spec.router import Hash
 from workbench.spec.scenario import Cell
-from workbench.workload import traffic
+from workbench.workload import source
 from workbench.workload.loads import slot_counts
 from workbench.workload.logits import Batch, token_topics
 from workbench.workload.skew import Crowd
@@ -81,7 +81,7 @@ def test_a_sample_keeps_as_many_pairs_a_token_as_the_whole(router, monkeypatch):
     whole = route_all(cell)
     kept = (whole.ids >= 0).sum() / (8 * 2048)
     for budget in (1 << 24, 3 * 2048 * 64):
-        monkeypatch.setattr(traffic, "_MAX_LIMITED_LOGITS", budget)
+        monkeypatch.setattr(source, "_MAX_LIMITED_LOGITS", budget)
         part = route_all(cell, max_tokens=256)
         assert part.ids.shape[:2] == (8, 256)
         assert (part.ids >= 0).sum() / (8 * 256) == pytest.approx(kept, abs=0.1)

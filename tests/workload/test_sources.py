@@ -86,7 +86,7 @@ def test_samples_keep_the_proportions_of_the_ranks(router, monkeypatch):
     cell = with_sources({"kind": "ragged", "cv": 0.8}, tokens=4096, router="softmax_topk")
     cell = type(cell).model_validate(cell.model_dump() | {"router": {"kind": router}})
     for budget in (1 << 24, 4096 * 64 * 2):
-        monkeypatch.setattr("workbench.workload.traffic._MAX_LIMITED_LOGITS", budget)
+        monkeypatch.setattr("workbench.workload.source._MAX_LIMITED_LOGITS", budget)
         part = route_all(cell, max_tokens=128)
         assert part.ids.shape[1] == 128
         np.testing.assert_allclose(part.tokens_R * 32, source_tokens(cell), atol=32)

@@ -170,9 +170,9 @@ def test_experts_without_a_count_get_nothing(tmp_path):
 
 
 def _crowd(cell):
-    from workbench.workload.traffic import _source
+    from workbench.workload.source import source_of
 
-    return _source(cell, 0, 0).crowd
+    return source_of(cell, 0, 0).crowd
 
 
 @pytest.mark.parametrize("form", ["npz", "bf16", "layers"])

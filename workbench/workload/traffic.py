@@ -7,7 +7,6 @@ of the router or of ``balance.capacity``, counts the tokens of one source rank.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -17,89 +16,47 @@ from kernels.routing import ROUTERS, Routing, limit_capacity
 from workbench.spec.errors import Unsupported
 from workbench.spec.router import ExpertChoice, Hash, Recorded, Router
 from workbench.spec.scenario import Cell
-from workbench.spec.workload import ColdRank, Skew, Sources, Trace
+from workbench.spec.workload import ColdRank, Trace
 from workbench.workload.counter import ROUTER, raw_words
-from workbench.workload.grouped import limits_groups
-from workbench.workload.logits import Batch, recorded_routing, token_logits
+from workbench.workload.logits import recorded_routing, token_logits
 from workbench.workload.routed import RoutedTraffic
-from workbench.workload.skew import Crowd, require_warm_experts
-from workbench.workload.sources import source_tokens, spread_tokens
-from workbench.workload.steer import STEERED, Steer
+from workbench.workload.skew import require_warm_experts
+from workbench.workload.source import Source, source_of
+from workbench.workload.source import cell_router as cell_router  # its place for those that route
+from workbench.workload.steer import Steer
 from workbench.workload.token_ids import token_ids
 
 _NOT_ARGUMENTS = {"kind", "weight_on", "correction_bias", "router_bias", "projection", "vocabulary"}
 _SEEDED = ("random", "noisy_topk")
 _BLIND = ("random", "hash")
 """Routers that do not look at the logits."""
-_LIMITED = ("switch", "batch_prioritized", "expert_choice")
-"""Routers that drop or choose by all tokens of a rank, so that a part of them routes differently."""
 _CACHED_BYTES = 32 << 20  # larger traffic is built anew: sixteen such entries are half a GiB
-_MAX_LIMITED_LOGITS = 1 << 24
 
 
-@dataclass(frozen=True)
-class _Source:
-    """All that traffic depends on: cells that agree in these share it.
-
-    Of a rank with all ``tokens`` the first ``rows`` are routed and ``kept`` of them told, of others in proportion; with
-    fewer ``routed_ranks`` than ranks, others tell other tokens of the same ones.
-    """
-
-    crowd: Crowd
-    sources: Sources
-    skew: Skew
-    router: Router
-    capacity: float | None
-    tokens: int
-    rows: int
-    kept: int
-    routed_ranks: int
-    steer: Steer | None = None
-
-    def share_R(self, rows: int) -> np.ndarray:
-        """int64 [R]: tokens of every rank when one with all its ``tokens`` has ``rows``; none is rounded to 0."""
-        crowd = self.crowd
-        return spread_tokens(self.sources, num_ranks=crowd.num_ranks, tokens=self.tokens, seed=crowd.seed, told=rows)
-
-    def batch(self, rank: int) -> Batch:
-        """Tokens routed of a rank: as many as the longest of those that share its routing needs."""
-        routed_R = self.share_R(self.rows)
-        return Batch(
-            router=self.router,
-            rank=rank,
-            rows=int(routed_R[rank % self.routed_ranks :: self.routed_ranks].max()),
-            first=int(routed_R[:rank].sum()),
-            start=int(self.share_R(self.tokens)[:rank].sum()),
-        )
-
-    @property
-    def width(self) -> int:
-        if not isinstance(self.router, ExpertChoice):
-            return self.crowd.top_k
-        return min(self.crowd.num_experts, self.router.max_experts or self.crowd.num_experts)
-
-
-def rank_logits(cell: Cell, *, rank: int, layer: int = 0, step: int = 0) -> np.ndarray:
-    """Router logits of one rank, float32 [tokens_R[rank], E]. Raises Unsupported for a skew without a sampler."""
-    return _logits(_source(cell, layer, step), rank)
+def rank_logits(cell: Cell, *, rank: int, layer: int = 0, step: int = 0, steer: Steer | None = None) -> np.ndarray:
+    """Router logits of one rank, float32 [tokens_R[rank], E], with the shift of ``steer``. Raises Unsupported for a
+    skew without a sampler."""
+    return _logits(source_of(cell, layer, step, steer=steer), rank)
 
 
 def route_rank(cell: Cell, *, rank: int, layer: int = 0, step: int = 0) -> Routing:
     """The cell's router applied to one rank's logits. Raises Unsupported for a router kind that is not there."""
-    return _route(_source(cell, layer, step), rank)
+    return _route(source_of(cell, layer, step), rank)
 
 
 def rank_router(
-    cell: Cell, *, rank: int, device: torch.device | str = "cpu", backend: str = "auto"
-) -> Callable[[torch.Tensor], Routing]:
-    """What turns this rank's logits [T, E] on ``device`` into the routing of ``route_rank``, ``balance.capacity``
-    included; all that it needs besides is on the device already."""
-    return _router(_source(cell, 0, 0), rank, device=device, backend=backend)
+    cell: Cell, *, rank: int, device: torch.device | str = "cpu", backend: str = "auto", step: int = 0,
+    steer: Steer | None = None,
+) -> Callable[[torch.Tensor], Routing]:  # fmt: skip
+    """What turns this rank's ``rank_logits`` [T, E] on ``device`` into the routing of ``route_all``,
+    ``balance.capacity`` included; all that it needs besides is on the device already, and a shift of ``steer`` in the
+    logits."""
+    return _router(source_of(cell, 0, step, steer=steer), rank, device=device, backend=backend)
 
 
 def routing_width(cell: Cell) -> int:
     """Columns of a token's routing: top_k, or where experts choose the most that may choose one token."""
-    return _source(cell, 0, 0).width
+    return source_of(cell, 0, 0).width
 
 
 def route_all(
@@ -112,7 +69,7 @@ def route_all(
     compete for capacity, all tokens of a rank are routed and evenly spaced ones told, of as many ranks as a budget
     allows. ``steer`` is what training has made of the router; Unsupported for one that it cannot steer.
     """
-    source = _steered(_source(cell, layer, step, max_tokens), steer)
+    source = source_of(cell, layer, step, max_tokens=max_tokens, steer=steer)
     pairs = source.crowd.num_ranks * source.kept * source.width
     return (_cached if pairs * 8 <= _CACHED_BYTES else _route_ranks)(source)
 
@@ -121,18 +78,11 @@ def mean_scores(
     cell: Cell, *, layer: int = 0, step: int = 0, max_tokens: int | None = None, steer: Steer | None = None
 ) -> np.ndarray:
     """Softmax over all experts, averaged over the tokens that ``route_all`` routes, float64 [E]; 0 without tokens."""
-    source, total, rows = _steered(_source(cell, layer, step, max_tokens), steer), 0.0, 0
+    source, total, rows = source_of(cell, layer, step, max_tokens=max_tokens, steer=steer), 0.0, 0
     for rank in range(source.routed_ranks):
         logits = torch.from_numpy(_logits(source, rank))
         total, rows = total + logits.softmax(1).sum(0, dtype=torch.float64).numpy(), rows + len(logits)
     return total / max(1, rows)
-
-
-def cell_router(cell: Cell) -> Router:
-    """The router of a cell, with ``model`` resolved to the model's own gate."""
-    if cell.model is None:
-        raise ValueError(f"scope {cell.scope.kind}: a cell without a model has no router")
-    return cell.model.router if cell.router.kind == "model" else cell.router
 
 
 def router_arguments(router: Router, num_experts: int, *, seed: int = 0, device: torch.device | str = "cpu") -> dict:
@@ -148,45 +98,14 @@ def router_arguments(router: Router, num_experts: int, *, seed: int = 0, device:
     return arguments
 
 
-def _source(cell: Cell, layer: int, step: int, max_tokens: int | None = None) -> _Source:
-    router = cell_router(cell)
-    tokens = cell.workload.tokens_per_rank
-    crowd = Crowd(
-        num_experts=cell.model.num_experts,
-        top_k=cell.model.top_k,
-        num_ranks=cell.ep,
-        num_tokens=int(source_tokens(cell).sum()),
-        seed=cell.workload.seed,
-        layer=layer,
-        step=step,
-        gate=cell.model.router if limits_groups(cell.model.router) else None,
-        trace_digest=cell.trace_digest,
-    )
-    capacity = cell.balance.capacity or None  # factor 0 drops nothing, as none
-    kept = tokens if max_tokens is None else min(tokens, max_tokens)
-    rows, routed_ranks = kept, cell.ep
-    if kept < tokens and (capacity is not None or router.kind in _LIMITED):
-        rows = tokens
-        routed_ranks = max(1, min(cell.ep, _MAX_LIMITED_LOGITS // (tokens * crowd.num_experts)))
-    workload = cell.workload
-    return _Source(crowd, workload.sources, workload.skew, router, capacity, tokens, rows, kept, routed_ranks)
-
-
-def _steered(source: _Source, steer: Steer | None) -> _Source:
-    if steer is not None and source.router.kind not in STEERED:
-        known = ", ".join(STEERED)
-        raise Unsupported(f"balance.training: router {source.router.kind} cannot be steered; known: {known}")
-    return replace(source, steer=steer)
-
-
-def _logits(source: _Source, rank: int) -> np.ndarray:
+def _logits(source: Source, rank: int) -> np.ndarray:
     logits = token_logits(source.skew, source.crowd, source.batch(rank))
     if source.steer is not None and source.steer.shift:
         logits = logits + np.array(source.steer.shift, np.float32)
     return logits
 
 
-def _router(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
+def _router(source: Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
     crowd = source.crowd
     decide = _recorded if isinstance(source.router, Recorded) else _decided
     route = decide(source, rank, device=device, backend=backend)
@@ -200,7 +119,7 @@ def _router(source: _Source, rank: int, *, device: torch.device | str, backend: 
     return routed
 
 
-def _decided(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
+def _decided(source: Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
     """The router of ``kernels.routing`` with its arguments on the device."""
     router, crowd = source.router, source.crowd
     if router.kind not in ROUTERS:
@@ -217,7 +136,7 @@ def _decided(source: _Source, rank: int, *, device: torch.device | str, backend:
     return partial(ROUTERS[router.kind], top_k=crowd.top_k, backend=backend, **arguments)
 
 
-def _recorded(source: _Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
+def _recorded(source: Source, rank: int, *, device: torch.device | str, backend: str) -> Callable[..., Routing]:
     """Experts as recorded; of recorded counts, the largest of the logits drawn for them."""
     skew, crowd = source.skew, source.crowd
     if not isinstance(skew, Trace) or skew.form == "logits":
@@ -229,7 +148,7 @@ def _recorded(source: _Source, rank: int, *, device: torch.device | str, backend
     return lambda logits_TE: routing
 
 
-def _route(source: _Source, rank: int) -> Routing:
+def _route(source: Source, rank: int) -> Routing:
     route = _router(source, rank, device="cpu", backend="torch")
     recorded_ids = isinstance(source.skew, Trace) and source.skew.form == "ids"
     if source.router.kind in _BLIND or recorded_ids:
@@ -248,7 +167,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _route_ranks(source: _Source) -> RoutedTraffic:
+def _route_ranks(source: Source) -> RoutedTraffic:
     num_ranks, routed = source.crowd.num_ranks, source.routed_ranks
     shape = (num_ranks, source.kept, source.width)
     ids, weights = np.full(shape, -1, np.int32), np.zeros(shape, np.float32)
