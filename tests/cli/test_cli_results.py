@@ -179,7 +179,7 @@ def test_exported_run_comes_back_by_import(call, results, tmp_path, form):
         ("x.json", b"[]", "has no `form: moe-workbench-run`"),
         ("x.json", b'{"form": "moe-workbench-run", "cells": [{"cell_id": "a"}]}', "a cell has no status, engine"),
         ("x.parquet", b"PAR1", "not a readable Parquet file"),
-        ("x.csv", b"a,b", "not a .json or .parquet file"),
+        ("x.csv", b"a,b", "of no form that is known; import takes what"),
         ("missing.json", None, "no such file"),
         (".", None, "is not a file"),
     ],

@@ -53,13 +53,23 @@ def prune(
 
 def import_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A file of a form that it recognises.")],
+    name: Annotated[str | None, typer.Option("--name", help="Name of the run; that of the file.")] = None,
+    told: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=VALUE", help="What the file leaves open, as hardware=h200-sxm."),
+    ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Import a run that was exported as json or parquet; formats of other projects are refused.
+    """Import results: of `export`, of InferenceX (JSON), vLLM's benchmarks (JSON) or nccl-tests (its text).
 
-    Example: moe-workbench import colleague.json
+    Example: moe-workbench import alltoall_perf.txt --set hardware=h200-sxm
     """
     from workbench.store.importers import import_file as bring_in
 
-    folder = bring_in(file, results_dir=results)
+    pairs = [text.partition("=") for text in told or []]
+    for column, sign, value in pairs:
+        if not (column and sign and value):
+            raise ValueError(f"--set {column}{sign}{value}: write COLUMN=VALUE, such as hardware=h200-sxm")
+    said = {column.strip(): value.strip() for column, _, value in pairs}
+    folder = bring_in(file, results_dir=results, name=name, told=said)
     console().print(f"imported as run {folder.run_id}", markup=False)
