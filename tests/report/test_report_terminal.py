@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from tests.sample_run import H200, make_cell, measured_outcome, sample_outcomes, simulated_outcome
+from workbench.analysis.best import best_cells
 from workbench.analysis.compare import compare_by
 from workbench.report.notes import FLAG_WORDS, cell_notes, flag_texts, number
 from workbench.report.summary import summarise
@@ -158,3 +159,31 @@ def test_measured_rows_keep_error_and_interval_in_eighty_columns(tmp_path):
     text = printed(print_table, cells, width=80)
     assert "latency (95% interval)" in text
     assert "rel error" in text
+
+
+def test_the_best_of_a_setting_is_marked_where_the_figures_are_apart(tmp_path):
+    cells = [h200(precision=precision, tokens=tokens) for tokens in (1, 2) for precision in ("bf16", "fp8_block")]
+    times = (100.0, 60.0, 100.0, 99.0)
+    frame, samples = stored(
+        tmp_path, [simulated_outcome(cell, base_us=us) for cell, us in zip(cells, times, strict=True)]
+    )
+    assert best_cells(frame).tolist() == [False, True, False, False]
+    text = printed(print_table, frame, width=100)
+    assert "60 us *" in text
+    assert text.count(" *") == 1
+    assert "* fastest of its setting" in text
+    three = [h200(precision=precision) for precision in ("bf16", "fp8_block", "nvfp4_w4a16")]
+    times = (100.0, 60.0, 50.0)
+    frame, samples = stored(
+        tmp_path, [simulated_outcome(cell, base_us=us) for cell, us in zip(three, times, strict=True)]
+    )
+    text = printed(print_verdicts, compare_by(frame, samples, by="precision"), width=100)
+    assert text.count("faster *") == 1
+    assert "* the fastest of those" in text
+
+
+def test_on_a_cpu_no_precision_is_the_best_and_no_small_lead_counts(tmp_path):
+    cells = [make_cell(precision=p, strategy=s) for p in ("bf16", "fp8_block") for s in ("flat", "node_dedup")]
+    times = (1000.0, 700.0, 300.0, 100.0)
+    frame, _ = stored(tmp_path, [measured_outcome(c, base_us=us) for c, us in zip(cells, times, strict=True)])
+    assert best_cells(frame).tolist() == [False, False, False, True]

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from workbench.analysis.best import best_cells
 from workbench.analysis.columns import DESCRIBING, settings
 from workbench.report.conditions import condition_groups, group_title
 from workbench.report.labels import cell_labels, setting_text
@@ -19,6 +20,8 @@ SHORT = {"tokens_per_rank": "tokens", "num_gpus": "GPUs", "bytes_per_rank": "byt
 STATUS_STYLE = {"ok": "green", "unsupported": "yellow", "infeasible": "yellow", "error": "red"}
 ALWAYS, MIN_WORD, LABEL_WIDTH, PADDING = 2, 4, 30, 3
 SETTING = "setting"
+BEST, BEST_STYLE = " *", "bold green"
+BEST_NOTE = "* fastest of its setting, and by more than the figures are unsure"
 NUMERIC = ("num_gpus", "nodes", "ep", "tp", "dp", "pp", "tokens_per_rank", "bytes_per_rank")
 
 
@@ -96,10 +99,12 @@ def add_settings(table: Table, columns: dict[str, list[str]], *, width: int) -> 
 
 def _group_table(cells: pd.DataFrame, notes: Notes, *, width: int) -> tuple[Table, list[str]]:
     """The table of a group, and the names of figures that ``width`` columns have no room for."""
-    table = plain_table(*group_title(cells))
+    best = best_cells(cells)
+    title, warning = group_title(cells)
+    table = plain_table(title, "\n".join(text for text in (warning, BEST_NOTE if best.any() else "") if text))
     states = _states(cells, notes.marks) if (cells["status"] != "ok").any() or any(notes.marks) else []
     state_width = max((len(state.plain) for state in states), default=-PADDING) + PADDING
-    offered = _figure_columns(cells)
+    offered = _figure_columns(cells, best)
     least, _ = _fitting(offered, 0)
     room = width - state_width
     room_for_words = room - sum(_width(name, texts) for name, texts in least.items())
@@ -112,9 +117,14 @@ def _group_table(cells: pd.DataFrame, notes: Notes, *, width: int) -> tuple[Tabl
     if states:
         table.add_column("status", no_wrap=True)
     for index in range(len(cells)):
-        row: list[str | Text] = [texts[index] for texts in (*words.values(), *figures.values())]
+        row: list[str | Text] = [texts[index] for texts in words.values()]
+        row += [Text(text, BEST_STYLE) if text.endswith(BEST) else text for text in _at(figures, index)]
         table.add_row(*row, *states[index : index + 1])
     return table, left_out
+
+
+def _at(columns: dict[str, list[str]], index: int) -> list[str]:
+    return [texts[index] for texts in columns.values()]
 
 
 def _states(cells: pd.DataFrame, marks: Sequence[str]) -> list[Text]:
@@ -136,12 +146,16 @@ def _width(head: str, texts: Sequence[str]) -> int:
     return max(map(len, (head, *texts))) + PADDING
 
 
-def _figure_columns(cells: pd.DataFrame) -> dict[str, list[str]]:
-    """Texts of the figures worth a column: those of which any row has one."""
+def _figure_columns(cells: pd.DataFrame, best: pd.Series) -> dict[str, list[str]]:
+    """Texts of the figures worth a column: those of which any row has one; the best latencies are marked."""
     intervals = zip(cells["latency_ci_low_us"], cells["latency_us"], cells["latency_ci_high_us"], strict=True)
     with_interval = bool(cells["latency_ci_low_us"].notna().any())
+    latencies = [interval_text(*values) for values in intervals]
+    if best.any():
+        marks = [BEST if is_best else " " * len(BEST) for is_best in best]
+        latencies = [text + mark if text != MISSING else text for text, mark in zip(latencies, marks, strict=True)]
     columns = {
-        "latency (95% interval)" if with_interval else "latency": [interval_text(*values) for values in intervals],
+        "latency (95% interval)" if with_interval else "latency": latencies,
         "rel error": [number_text(value) for value in cells["rel_error"]],
         "comm": [percent_text(value) for value in cells["comm_fraction"]],
         "scale-out": [bytes_text(value) for value in cells["scale_out_bytes"]],

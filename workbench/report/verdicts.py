@@ -7,12 +7,14 @@ from rich.text import Text
 
 from workbench.analysis.columns import varying_columns
 from workbench.analysis.compare import COLUMNS
+from workbench.analysis.verdict import MIN_EFFECT
 from workbench.report.conditions import ENGINE_WORDS, condition_groups
 from workbench.report.labels import row_labels
 from workbench.report.notes import Notes, number
-from workbench.report.terminal import PADDING, add_settings, plain_table, print_notes, setting_columns
+from workbench.report.terminal import BEST, BEST_STYLE, PADDING, add_settings, plain_table, print_notes, setting_columns
 from workbench.report.units import MISSING, time_text
 
+BEST_NOTE = "* the fastest of those held against the same baseline"
 HEADS = ("before", "time", "time ratio", "verdict")
 VERDICT_STYLE = {"faster": "green", "slower": "red", "same": "cyan", "unclear": "yellow"}
 
@@ -28,6 +30,21 @@ def print_verdicts(console: Console, comparison: pd.DataFrame) -> None:
         print_notes(console, notes)
     counts = comparison["verdict"].value_counts()
     console.print(", ".join(f"{counts[word]} {word}" for word in VERDICT_STYLE if word in counts))
+    if best_candidates(comparison).any():
+        console.print(BEST_NOTE)
+
+
+def best_candidates(comparison: pd.DataFrame) -> pd.Series:
+    """True for each candidate that is faster than its baseline and ahead of every other one held against it."""
+    best = pd.Series(False, index=comparison.index)
+    for _, group in comparison.dropna(subset=["baseline_cell"]).groupby("baseline_cell", sort=False):
+        if len(group) < 2 or group["ratio"].isna().all():
+            continue
+        first = group["ratio"].idxmin()
+        high = group["ratio_high"].fillna(group["ratio"])[first] * (1 + MIN_EFFECT)
+        others = group["ratio_low"].fillna(group["ratio"]).drop(index=first)
+        best.loc[first] = group["verdict"][first] == "faster" and bool((others > high).all())
+    return best
 
 
 def _table(comparison: pd.DataFrame, title: str, notes: Notes, *, width: int) -> Table:
@@ -39,7 +56,8 @@ def _table(comparison: pd.DataFrame, title: str, notes: Notes, *, width: int) ->
     else:
         context.append("baseline")
     told = comparison[[*context, "candidate"]]
-    figures = [_figures(*pair) for pair in zip(comparison.to_dict("records"), notes.marks, strict=True)]
+    rows = zip(comparison.to_dict("records"), notes.marks, best_candidates(comparison), strict=True)
+    figures = [_figures(*row) for row in rows]
     room = width - sum(max(len(str(text)) for text in column) + PADDING for column in zip(HEADS, *figures, strict=True))
     words = setting_columns(told, labels=row_labels(told), width=room)
     table = plain_table(title)
@@ -61,6 +79,7 @@ def ratio_text(row: dict) -> str:
     return f"{middle} ({row['ratio_low']:.2f}-{row['ratio_high']:.2f})"
 
 
-def _figures(row: dict, mark: str) -> list[str | Text]:
+def _figures(row: dict, mark: str, is_best: bool) -> list[str | Text]:
     times = [time_text(row["baseline_us"]), time_text(row["candidate_us"]), ratio_text(row)]
-    return [*times, Text(f"{row['verdict']} {mark}".rstrip(), style=VERDICT_STYLE[row["verdict"]])]
+    word = f"{row['verdict']}{BEST if is_best else ''} {mark}".rstrip()
+    return [*times, Text(word, style=BEST_STYLE if is_best else VERDICT_STYLE[row["verdict"]])]
