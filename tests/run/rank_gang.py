@@ -121,6 +121,11 @@ def other_routing(cell, **options):
     return replace(traffic, ids=ids)
 
 
+def unsteered(cell):
+    """Rank 1 routes with the router that no step has balanced."""
+    return None if dist.get_rank() == 1 else _reached(cell)
+
+
 def other_plan(cell):
     """Rank 1 plans for another seed."""
     seed = int(dist.get_rank() == 1)
@@ -157,6 +162,7 @@ def corrupt_wgrad(*arguments, **options):
 
 
 _prepare_layer, _route_all, _bare_plan = prepare.prepare_layer, prepare.route_all, bare_exchange.bare_plan
+_reached = prepare.reached
 _carry, _count, _exchange_counts = TorchTransport.carry, TorchTransport._count, TorchTransport.exchange_counts
 FAULTS = {
     None: (exchange, "combine", combine),
@@ -164,6 +170,7 @@ FAULTS = {
     "dispatch": (exchange, "dispatch", corrupt_dispatch),
     "prepare": (measured_layer, "prepare_layer", failing_prepare),
     "routing": (prepare, "route_all", other_routing),
+    "unsteered": (prepare, "reached", unsteered),
     "plan": (bare_exchange, "bare_plan", other_plan),
     "carry": (TorchTransport, "carry", corrupt_carry),
     "count": (TorchTransport, "_count", false_count),

@@ -14,9 +14,10 @@ from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
 from workbench.comm.strategies import make_plan
 from workbench.run.context import open_context
 from workbench.run.describe import base_record_fields
+from workbench.run.encoded import recipe_of
 from workbench.run.inputs import expert_weights, reference_weights
 from workbench.run.measured import merge_reports, run_rank
-from workbench.run.prepare import prepare_layer, recipe_of
+from workbench.run.prepare import prepare_layer
 from workbench.spec.precision import PRECISIONS
 from workbench.spec.scenario import AllToAllScope, GroupedGemmScope, LayerScope, QuantizeScope
 from workbench.workload.traffic import route_all

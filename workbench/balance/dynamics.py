@@ -87,6 +87,17 @@ def aux_gradient(loads: np.ndarray, scores: np.ndarray) -> np.ndarray:
     return loads.size * scores * (shares - (shares * scores).sum())
 
 
+def judged_step(cell: Cell) -> int:
+    """The step that a layer is measured and priced at: with ``balance.training`` the last one, before which the others
+    have balanced, else the first."""
+    return cell.workload.steps - 1 if cell.balance.training != "none" else 0
+
+
+def training_flags(cell: Cell) -> list[str]:
+    """``trained_steps=9``: steps before the judged one, of a cell with ``balance.training``."""
+    return [] if cell.balance.training == "none" or cell.model is None else [f"trained_steps={judged_step(cell)}"]
+
+
 def reached(cell: Cell, *, layer: int = 0) -> Steer | None:
     """What ``balance.training`` has made of the router when the last step of ``workload.steps`` begins; None without
     training. Raises Unsupported for more than ``MAX_STEPS`` steps."""

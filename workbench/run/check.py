@@ -18,11 +18,12 @@ from workbench.comm.oracle import expected_buffer
 from workbench.comm.payload import FORMAT_OF_DTYPE, decode_rows, encode_rows
 from workbench.measure.gate import Deviation, deviation, error_limit
 from workbench.run.chunks import Chunk
+from workbench.run.encoded import recipe_of
 from workbench.run.exchange import Planned
 from workbench.run.inputs import SHARED_EXPERT, expert_weights, reference_weights
 from workbench.run.layer import LayerRun
 from workbench.run.overlapped_layer import OverlappedRun
-from workbench.run.prepare import Prepared, recipe_of
+from workbench.run.prepare import Prepared
 from workbench.spec.scenario import Cell
 from workbench.workload.data import rank_activations
 
@@ -68,7 +69,9 @@ def layer_limit(cell: Cell) -> float:
 
 def _wire_fault(cell: Cell, prepared: Prepared, chunk: Chunk, exchange: Planned) -> str | None:
     dtype, device = cell.dispatch.dispatch_dtype, prepared.layer.x_TH.device
-    tokens = [rank_activations(cell, rank=rank)[chunk.rows(rank)].to(device) for rank in range(cell.ep)]
+    tokens = [
+        rank_activations(cell, rank=rank, step=prepared.step)[chunk.rows(rank)].to(device) for rank in range(cell.ep)
+    ]
     expected = expected_buffer(chunk.plan, prepared.group_rank, [encode_rows(x_TH, dtype) for x_TH in tokens])
     got = exchange.buffer.cpu()
     if got.shape != expected.shape:

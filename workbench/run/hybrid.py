@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from workbench.balance.dynamics import judged_step
 from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import failed, infeasible, unsupported
 from workbench.run.hybrid_overlap import Overlapped, overlap_measured
@@ -56,7 +57,7 @@ def merge_hybrid(cell: Cell, measured: Outcome) -> Outcome:
 
 def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
     record, scale = measured.record, cell.workload.layers / len(layers)
-    first = group_traffic(cell)
+    first = group_traffic(cell, step=judged_step(cell))
     priced = {part: scale * sum(cost.parts_us[part] for cost in layers) for part in (*EXCHANGES, "wire")}
     exchanged = sum(getattr(record, f"{part}_us") or 0.0 for part in EXCHANGES[:3])
     if exchanged:

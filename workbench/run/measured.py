@@ -83,13 +83,14 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
     if not offloaded and cell.offload.tier != "none":
         known = f"none can, and host for scope {' and '.join(OFFLOADED_SCOPES)}"
         raise Unsupported(f"offload.tier: {cell.offload.tier} cannot be measured yet; {known}")
+    trained = cell.balance.training != "none"
     wanted = {
         "parallel.tp": (cell.parallel.tp, 1),
         "parallel.pp": (cell.parallel.pp, 1),
         "workload.layers": (cell.workload.layers, 1),
-        "workload.steps": (1 if offloaded else cell.workload.steps, 1),
+        "workload.steps": (1 if offloaded or trained else cell.workload.steps, 1),
         "workload.micro_batches": (cell.workload.micro_batches, 1),
-        "balance.training": (cell.balance.training, "none"),
+        "balance.training": (cell.balance.training if offloaded else "none", "none"),
         "optimizer": (cell.optimizer, "none"),
         "serving": ("a pair of pools" if cell.serving else "one pool", "one pool"),
         "goal": ("a search" if cell.goal else "a cell by itself", "a cell by itself"),

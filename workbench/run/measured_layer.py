@@ -17,11 +17,12 @@ from workbench.run.agreement import require_same_routing, routing_digest
 from workbench.run.check import check_layer
 from workbench.run.clocks import other_clocks
 from workbench.run.context import RankContext
+from workbench.run.encoded import recipe_of
 from workbench.run.graph import capture
 from workbench.run.legs import LINKS, Passage, layer_passages, physical_bytes, require_planned, time_legs
 from workbench.run.overlapped_layer import layer_run
 from workbench.run.peer import Peer, find_peer, with_peer
-from workbench.run.prepare import Prepared, backend_of, prepare_layer, recipe_of
+from workbench.run.prepare import Prepared, backend_of, prepare_layer
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
 from workbench.run.trace import trace_of

@@ -22,11 +22,12 @@ from workbench.run.bare_exchange import prepare_bare
 from workbench.run.check import CheckFailed
 from workbench.run.clocks import other_clocks
 from workbench.run.context import RankContext
+from workbench.run.encoded import recipe_of
 from workbench.run.exchange import Stage
 from workbench.run.graph import capture
 from workbench.run.legs import Passage
 from workbench.run.measured_layer import stage_medians, stage_passes, wire_fields
-from workbench.run.prepare import backend_of, recipe_of
+from workbench.run.prepare import backend_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
 from workbench.run.trace import trace_of

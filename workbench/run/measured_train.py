@@ -12,10 +12,11 @@ from workbench.measure.environment import sm_clock_mhz
 from workbench.run.check import check_layer
 from workbench.run.clocks import other_clocks
 from workbench.run.context import RankContext
+from workbench.run.encoded import recipe_of
 from workbench.run.graph import capture
 from workbench.run.legs import layer_passages
 from workbench.run.measured_layer import pairs_per_expert, require_agreement, stage_medians, stage_passes, wire_fields
-from workbench.run.prepare import Prepared, backend_of, recipe_of
+from workbench.run.prepare import Prepared, backend_of
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
 from workbench.run.trace import trace_of

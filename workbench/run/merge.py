@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from workbench import __version__
+from workbench.balance.dynamics import training_flags
 from workbench.balance.history import placement_flags
 from workbench.measure.stopping import median_interval
 from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
-from workbench.run.merged_bytes import above_link, bandwidth_fields, byte_fields, leg_fields, link_rows
+from workbench.run.merged_bytes import above_link, bandwidth_fields, byte_fields, leg_fields
+from workbench.run.merged_tables import table_rows
 from workbench.run.report import PEER_FAILED, RankReport
 from workbench.simulate.compute import above_peak, rates_of
 from workbench.spec.record import Outcome, Record
@@ -48,7 +50,7 @@ def merge_reports(cell: Cell, reports: Sequence[RankReport]) -> Outcome:
     fields |= leg_fields(reports) | bandwidth_fields(cell, reports, latency_us=fields["latency_us"])
     fields |= _clock_fields(reports, latency_us=fields["latency_us"])
     fields["flags"] = _flags(cell, reports, fields)
-    return Outcome(record=Record(**fields), tables=_tables(cell, reports))
+    return Outcome(record=Record(**fields), tables=table_rows(cell, reports))
 
 
 def _graphed_stages(report: RankReport) -> RankReport:
@@ -193,7 +195,7 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
 
 def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) -> str | None:
     flags = sorted({flag for report in reports for flag in report.flags})
-    flags += [*trace_flags(cell), *placement_flags(cell)]
+    flags += [*trace_flags(cell), *placement_flags(cell), *training_flags(cell)]
     if cell.model is not None and len(reports) < cell.ep:
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
     hidden = hidden_us(cell, reports)
@@ -208,47 +210,3 @@ def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) ->
         flags.append("above_peak")
     flags += above_link(cell, reports, latency_us=fields["latency_us"])
     return ",".join(flags) or None
-
-
-def _tables(cell: Cell, reports: Sequence[RankReport]) -> dict[str, list[dict[str, Any]]]:
-    return {
-        "stages": [row for report in reports for row in _stage_rows(cell, report)],
-        "links": link_rows(cell, reports),
-        "loads": _load_rows(cell, reports),
-        "memory": [
-            {"cell_id": cell.cell_id, "rank": report.rank, "what": "weights", "bytes": report.weight_bytes}
-            for report in reports
-            if report.weight_bytes
-        ],
-        "samples": [
-            {"cell_id": cell.cell_id, "rank": report.rank, "iteration": iteration, "repeat": 0, "us": us}
-            for report in reports
-            for iteration, us in enumerate(report.samples_us)
-        ],
-    }
-
-
-def _stage_rows(cell: Cell, report: RankReport) -> list[dict[str, Any]]:
-    rows, start = [], 0.0
-    for name, us in report.stages:
-        rows.append(
-            {"cell_id": cell.cell_id, "rank": report.rank, "stream": "main", "stage": name, "start_us": start,
-             "duration_us": us, "bytes": None, "flops": None}
-        )  # fmt: skip
-        start += us
-    return rows
-
-
-def _load_rows(cell: Cell, reports: Sequence[RankReport]) -> list[dict[str, Any]]:
-    if cell.model is None:
-        return []
-    tokens: dict[int, int] = {}
-    for report in reports:
-        for expert, pairs in report.expert_tokens:
-            tokens[expert] = tokens.get(expert, 0) + pairs
-    by_rank = {report.rank: report.pairs for report in reports}
-    return [
-        {"cell_id": cell.cell_id, "layer": 0, "step": 0, "kind": kind, "index": index, "tokens": count}
-        for kind, counts in (("expert", tokens), ("rank", by_rank))
-        for index, count in sorted(counts.items())
-    ]

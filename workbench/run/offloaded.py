@@ -26,10 +26,11 @@ from workbench.measure.cache import cache_flusher
 from workbench.measure.clock import Clock
 from workbench.run.check import check_layer
 from workbench.run.context import RankContext
+from workbench.run.encoded import encode_experts
 from workbench.run.inputs import weight_bytes
 from workbench.run.layer import LayerRun, Stage
 from workbench.run.measured_layer import math_path_of, stage_medians, stage_passes, wire_fields, work_fields
-from workbench.run.prepare import BACKENDS, Prepared, encode_experts, place_experts, prepare_layer
+from workbench.run.prepare import BACKENDS, Prepared, place_experts, prepare_layer
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
 from workbench.run.trace import trace_of

@@ -8,7 +8,9 @@ import torch
 from kernels.activation import Activation
 from kernels.adapters import ADAPTERS, Adapter, LayerRequest, PeerBroken, math_path, refusal, version
 from kernels.backend import capability_of
-from workbench.run.prepare import Prepared, recipe_of
+from workbench.balance.dynamics import judged_step, reached
+from workbench.run.encoded import recipe_of
+from workbench.run.prepare import Prepared
 from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import Cell
 from workbench.workload.traffic import cell_router, route_all
@@ -55,7 +57,7 @@ def find_peer(cell: Cell, device: torch.device) -> Peer | None:
 def _request(cell: Cell) -> LayerRequest:
     model = cell.model
     assert model is not None
-    drops = bool(route_all(cell).missing.any())
+    drops = bool(route_all(cell, step=judged_step(cell), steer=reached(cell)).missing.any())
     elsewhere = cell.ep > 1 and (cell.parallel.ranks != "all" or cell.dispatch.strategy not in ONE_COLUMN)
     return LayerRequest(
         num_experts=(model.num_experts + int(cell.balance.placement.redundant_experts)) // cell.ep,

@@ -5,35 +5,30 @@ R ranks of the expert-parallel group, T tokens a rank, K top-k, S slots a rank, 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.activation import Activation
-from kernels.moe import ExpertWeights, prepare_weights
-from kernels.recipes import Recipe, format_name
+from kernels.moe import ExpertWeights
+from workbench.balance.dynamics import judged_step, reached
 from workbench.balance.history import placed_before
 from workbench.balance.placement import ExpertMap, to_slots
 from workbench.comm.plan import DispatchPlan
 from workbench.comm.rank_plan import RankPlan
 from workbench.run.chunks import Chunk, is_chunked, make_chunks, num_chunks
 from workbench.run.context import RankContext
+from workbench.run.encoded import encode_experts
 from workbench.run.exchange import Chunked, Planned, Staying
-from workbench.run.inputs import CACHED_BYTES, SHARED_EXPERT, expert_weights, gate_weights, weight_bytes
+from workbench.run.inputs import SHARED_EXPERT, gate_weights
 from workbench.run.layer import RankLayer
 from workbench.spec.errors import Unsupported
-from workbench.spec.model import Model
-from workbench.spec.precision import Precision
 from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
 from workbench.workload.data import rank_activations
 from workbench.workload.traffic import RoutedTraffic, cell_router, rank_logits, rank_router, route_all
 
 BACKENDS = {"ours": "auto", "torch": "torch"}
-LARGEST_KEPT = 0.3
-"""Share of a GPU's memory that experts may keep between cells."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,7 @@ class Prepared:
     experts_BC: np.ndarray
     weights_BC: np.ndarray
     group_rank: int
+    step: int
     chunks: tuple[Chunk, ...] = ()
 
     @property
@@ -62,16 +58,6 @@ class Prepared:
         exchange = self.layer.exchange
         parts = exchange.parts if isinstance(exchange, Chunked) else (exchange,)
         return tuple(part for part in parts if isinstance(part, Planned))
-
-
-def recipe_of(precision: Precision) -> Recipe:
-    """The kernels' recipe of a precision. Raises ValueError where no such format exists."""
-    weights, inputs = precision.weights, precision.activations
-    return Recipe(
-        precision.name,
-        format_name(weights.format, weights.granularity),
-        format_name(inputs.format, inputs.granularity),
-    )
 
 
 def backend_of(cell: Cell) -> str:
@@ -88,13 +74,17 @@ def place_experts(cell: Cell) -> ExpertMap:
     return placed_before(cell)
 
 
-def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: ExpertWeights | None = None) -> Prepared:
-    """The layer of this rank at one of the workload's steps. Raises Unsupported for what has no implementation yet.
+def prepare_layer(
+    cell: Cell, context: RankContext, *, step: int | None = None, experts: ExpertWeights | None = None
+) -> Prepared:
+    """The layer of this rank at one of the workload's steps, the judged one if none is named, with the router as
+    ``balance.training`` has left it. Raises Unsupported for what has no implementation yet.
 
     ``experts``: those of this rank if they are there already.
     """
     assert cell.model is not None
-    traffic, expert_map = route_all(cell, step=step), place_experts(cell)
+    step = judged_step(cell) if step is None else step
+    traffic, expert_map = route_all(cell, step=step, steer=reached(cell)), place_experts(cell)
     group_rank = cell.measured_ranks[context.rank]
     x_TH = rank_activations(cell, rank=group_rank, step=step).to(context.device)
     if experts is None:
@@ -108,10 +98,10 @@ def prepare_layer(cell: Cell, context: RankContext, *, step: int = 0, experts: E
         staying = chunks[0].rank_plan
         layer = make(exchange=Staying(x_TH, staying.ids, staying.weights))
         ids, weights = _experts_at(expert_map, group_rank, staying.ids.cpu().numpy()), staying.weights.cpu().numpy()
-        return Prepared(layer, traffic, expert_map, *plans, x_TH, ids, weights, group_rank)
+        return Prepared(layer, traffic, expert_map, *plans, x_TH, ids, weights, group_rank, step)
     layer = make(exchange=_exchange(cell, context, chunks, group_rank=group_rank))
     ids, weights = traffic.ids[group_rank, : len(x_TH)], traffic.weights[group_rank, : len(x_TH)]
-    return Prepared(layer, traffic, expert_map, *plans, x_TH, ids, weights, group_rank, chunks)
+    return Prepared(layer, traffic, expert_map, *plans, x_TH, ids, weights, group_rank, step, chunks)
 
 
 def _exchange(
@@ -155,7 +145,7 @@ def _slice(
     if cell.ep > 1:
         layer = replace(layer, adds_shared=False)
     experts = _experts_at(expert_map, group_rank, local)
-    return Prepared(layer, traffic, expert_map, None, None, tokens_BH, experts, weights, group_rank)
+    return Prepared(layer, traffic, expert_map, None, None, tokens_BH, experts, weights, group_rank, step)
 
 
 def _experts_at(expert_map: ExpertMap, rank: int, local_slots: np.ndarray) -> np.ndarray:
@@ -175,10 +165,11 @@ def _rank_layer(
 ) -> RankLayer:
     model, seed = cell.model, cell.workload.seed
     assert model is not None
-    logits = torch.from_numpy(np.array(rank_logits(cell, rank=group_rank, step=step))).to(context.device)
+    place = {"rank": group_rank, "step": step, "steer": reached(cell)}
+    logits = torch.from_numpy(np.array(rank_logits(cell, **place))).to(context.device)
     route = shared = None
     if cell.scope.kind == "layer":
-        route = rank_router(cell, rank=group_rank, device=context.device, backend=backend_of(cell))
+        route = rank_router(cell, **place, device=context.device, backend=backend_of(cell))
     if model.shared_intermediate:
         shared = encode_experts(cell, (SHARED_EXPERT,), device=context.device)
     return RankLayer(
@@ -193,58 +184,3 @@ def _rank_layer(
         weight_on=getattr(cell_router(cell), "weight_on", "output"),
         backend=backend_of(cell),
     )
-
-
-def encode_experts(cell: Cell, experts: tuple[int, ...], *, device: torch.device, keep: bool = True) -> ExpertWeights:
-    """Weights in the cell's precision. With ``keep`` the next cells of a sweep find small ones, and on a GPU the last
-    large ones, instead of making them again."""
-    model, precision = cell.model, cell.precision
-    rule = None if precision.scale_rule == "none" else precision.scale_rule
-    key = (model.model_dump_json(), experts, cell.workload.seed, device, recipe_of(precision), rule, precision.overflow)
-    num_bytes = weight_bytes(model, len(experts))
-    if keep and num_bytes <= CACHED_BYTES:
-        return _cached_encode(*key)
-    return _latest_encode(*key) if keep and device.type == "cuda" else _encode(*key)
-
-
-def _latest_encode(*key: Any) -> ExpertWeights:
-    """The last large experts made; others are let go first, so that there is never room for two of them needed."""
-    kept = _latest()
-    if key not in kept:
-        kept.clear()
-        made = _encode(*key)
-        if made.nbytes > torch.cuda.get_device_properties(made.w13.data.device).total_memory * LARGEST_KEPT:
-            return made
-        kept[key] = made
-    return kept[key]
-
-
-@lru_cache(maxsize=1)
-def _latest() -> dict[tuple, ExpertWeights]:
-    return {}
-
-
-def _encode(
-    model_json: str,
-    experts: tuple[int, ...],
-    seed: int,
-    device: torch.device,
-    recipe: Recipe,
-    scale_rule: str | None,
-    overflow: str,
-) -> ExpertWeights:
-    model = Model.model_validate_json(model_json)
-    raw = expert_weights(model, experts, seed=seed, device=device)
-    return prepare_weights(
-        raw.w13,
-        raw.w2,
-        precision=recipe,
-        bias13=raw.bias13,
-        bias2=raw.bias2,
-        activation=Activation(**model.activation.model_dump()),
-        scale_rule=scale_rule,
-        overflow=overflow,
-    )
-
-
-_cached_encode = lru_cache(maxsize=8)(_encode)

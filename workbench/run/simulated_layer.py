@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.balance.dynamics import training_flags
 from workbench.balance.history import placement_flags
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
@@ -182,9 +183,8 @@ def flags_text(
         flags.append(f"sampled_tokens={first.sampled_tokens}")
     if len(layers) < cell.workload.layers:
         flags.append(f"sampled_layers={len(layers)}")
-    if cell.balance.training != "none":
-        flags.append(f"trained_steps={cell.workload.steps - 1}")
-    elif num_steps < cell.workload.steps:
+    flags += training_flags(cell)
+    if num_steps < cell.workload.steps and cell.balance.training == "none":
         flags.append(f"sampled_steps={num_steps}")
     if above_peak(
         hbm_gb_per_s=fields.get("hbm_gb_per_s"), tflops=fields.get("tflops"),

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from workbench.balance.dynamics import judged_step
 from workbench.simulate.layer import LayerCost, Leg
 from workbench.simulate.memory import MemoryFit
 from workbench.simulate.traffic import GroupTraffic
@@ -90,8 +91,8 @@ def _node_links(leg: Leg) -> list[tuple[str, float, float]]:
 
 
 def load_rows(cell: Cell, traffic: GroupTraffic) -> Rows:
-    """Pairs of layer 0, step 0 by logical expert and by rank, the most loaded MAX_LOAD_ROWS of each; and the copies of
-    tokens that pass each node's port on their way out to the experts."""
+    """Pairs of layer 0 and the judged step by logical expert and by rank, the most loaded MAX_LOAD_ROWS of each; and
+    the copies of tokens that pass each node's port on their way out to the experts."""
     rows = _loads(cell, "expert", traffic.expert_tokens_E) + _loads(cell, "rank", traffic.pairs_R)
     out_R = sum((hop.out_sent_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
     in_R = sum((hop.out_received_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
@@ -102,9 +103,9 @@ def load_rows(cell: Cell, traffic: GroupTraffic) -> Rows:
 
 
 def _loads(cell: Cell, kind: str, counts: np.ndarray) -> Rows:
-    kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_LOAD_ROWS])
+    kept, step = np.sort(np.argsort(-counts, kind="stable")[:MAX_LOAD_ROWS]), judged_step(cell)
     return [
-        {"cell_id": cell.cell_id, "layer": 0, "step": 0, "kind": kind, "index": int(index), "tokens": round(tokens)}
+        {"cell_id": cell.cell_id, "layer": 0, "step": step, "kind": kind, "index": int(index), "tokens": round(tokens)}
         for index, tokens in zip(kept.tolist(), counts[kept].tolist(), strict=True)
     ]
 

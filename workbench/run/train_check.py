@@ -129,15 +129,16 @@ def _expert_side(cell: Cell, prepared: Prepared, run: TrainRun) -> Iterator[_Com
     several = prepared.layer.x_TH.shape[0] <= MAX_CHECKED_TOKENS
     count = num_slots if several else min(num_slots, MAX_CHECKED_SLOTS)
     slots = np.unique(np.linspace(0, num_slots - 1, count).round().astype(int)).tolist()
-    inputs = [_rank_inputs(cell, rank, device) for rank in range(cell.ep)]
+    inputs = [_rank_inputs(cell, prepared.step, rank, device) for rank in range(cell.ep)]
     expected = [_slot_gradients(prepared, run.step, slot, inputs) for slot in slots]
     names = ("w13", "w2", "bias13", "bias2")
     for name, wanted in zip(names, zip(*expected, strict=True), strict=False):
         yield _Compared(f"the experts' {name}", getattr(grads, name)[slots], torch.stack(wanted))
 
 
-def _rank_inputs(cell: Cell, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return rank_activations(cell, rank=rank).to(device), upstream_gradients(cell, rank=rank).to(device)
+def _rank_inputs(cell: Cell, step: int, rank: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    x_TH = rank_activations(cell, rank=rank, step=step)
+    return x_TH.to(device), upstream_gradients(cell, rank=rank).to(device)
 
 
 def _slot_gradients(

@@ -15,13 +15,15 @@ from kernels.backward.recipe import default_gradients
 from kernels.backward.router import SCORES
 from kernels.recipes import format_name
 from kernels.scaling import Scaling
+from workbench.balance.dynamics import reached
 from workbench.balance.placement import to_slots
 from workbench.comm.gradients import pair_choices
 from workbench.run.chunks import is_chunked
 from workbench.run.context import RankContext
+from workbench.run.encoded import recipe_of
 from workbench.run.exchange import Staying
 from workbench.run.inputs import SHARED_EXPERT, expert_weights
-from workbench.run.prepare import BACKENDS, Prepared, backend_of, prepare_layer, recipe_of
+from workbench.run.prepare import BACKENDS, Prepared, backend_of, prepare_layer
 from workbench.run.train_layer import TrainChunk, TrainLayer
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
@@ -83,7 +85,8 @@ def prepare_train(cell: Cell, context: RankContext) -> tuple[Prepared, TrainLaye
         prepared = _whole(prepared)
     rank, model = prepared.group_rank, cell.model
     assert model is not None
-    route = rank_router(cell, rank=rank, device=context.device, backend=backend_of(cell))
+    place = {"rank": rank, "step": prepared.step, "steer": reached(cell)}
+    route = rank_router(cell, **place, device=context.device, backend=backend_of(cell))
     prepared = replace(prepared, layer=replace(prepared.layer, route=route))
     _require_weights(prepared, options)
     how = {"seed": cell.workload.seed, "device": context.device}
