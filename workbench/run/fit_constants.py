@@ -18,6 +18,7 @@ from workbench.simulate.published_moe import FAMILY, SHAPE, moe_layers, precisio
 
 QUANTILES = (0.1, 0.9)
 FEWEST_FOR_BAND = 20
+MANY_SPLITS = 10
 NEAR = (
     ("h200-sxm", "h100-sxm"), ("h100-sxm", "h200-sxm"), ("b200-sxm", "gb200-nvl72"), ("gb200-nvl72", "b200-sxm"),
 )  # fmt: skip
@@ -27,6 +28,16 @@ NEAR = (
 def band(ratio: pd.Series | np.ndarray) -> list[float]:
     """The 80% band of measured over predicted time."""
     return [round(float(value), 4) for value in np.quantile(ratio, QUANTILES)]
+
+
+def band_of_splits(frame: pd.DataFrame) -> list[float]:
+    """The band of rows that were left out in groups: with few groups the widest of the groups' own bands, since the
+    next group may be unlike any of them."""
+    ratio = measured_over_predicted(frame)
+    if frame["split"].nunique() >= MANY_SPLITS:
+        return band(ratio)
+    each = [band(part) for _, part in ratio.groupby(frame["split"])]
+    return [min(low for low, _ in each), max(high for _, high in each)]
 
 
 def measured_over_predicted(frame: pd.DataFrame) -> pd.Series:
@@ -53,8 +64,8 @@ def fit_all() -> dict[str, Any]:
         folds, shapes, tokens = by_fold(rows), by_shape(rows), by_token(rows)
         inside, ends = tokens[~tokens["is_end"]], tokens[tokens["is_end"]]
         bands[kind] = {
-            "unseen_shape": band(measured_over_predicted(shapes)),
-            "between_points": band(measured_over_predicted(inside)),
+            "unseen_shape": band_of_splits(shapes) if kind == "own" else band(measured_over_predicted(shapes)),
+            "between_points": band_of_splits(inside) if kind == "own" else band(measured_over_predicted(inside)),
             "beyond_ends": band(measured_over_predicted(ends)),
         }
         entries += _entries(rows, folds, kind=kind)

@@ -8,18 +8,19 @@
 Rows and constants of another GPU stand in by its peaks, said so and with a wider band.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
 
 import numpy as np
+import pandas as pd
 
+from workbench.simulate.aiconfigurator_tables import installed_layers
 from workbench.simulate.calibration_files import calibration_dir, read_records
 from workbench.simulate.families import (
     Band,
     Family,
     bands,
-    family_peaks,
     find_families,
     is_near,
     is_recipe,
@@ -34,6 +35,7 @@ from workbench.spec.cluster import Hardware
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
 
+THEIR_NAMES = {ours: theirs for theirs, ours in HARDWARE.items()}
 METHODS = ("measured", "published", "calibrated")
 
 
@@ -56,7 +58,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Estimator:
-    """One family, with its rows' curve where there is one, ready for the work of a cell's ranks."""
+    """One family, with its rows' curve where there is one, ready for the work of a cell's ranks.
+
+    ``knows_shape``: the constants were fitted to rows of this shape; ``knows_ep``: the curve's rows are of this degree
+    of expert parallelism.
+    """
 
     method: str
     family: Family
@@ -65,6 +71,7 @@ class Estimator:
     transferred_from: str | None
     near: bool
     knows_shape: bool
+    knows_ep: bool
 
     def us(self, work: Work, *, rows_per_expert: float) -> Number:
         """Microseconds of the work, never less than the part's peaks allow; a GPU without pairs does nothing."""
@@ -78,14 +85,14 @@ class Estimator:
     def band(self, *, rows_per_expert: float) -> Band:
         """Measured over estimated time: where 80% of held-out rows lay."""
         known = bands()[self.family.kind]
-        if self.curve is not None:
-            inside = self.curve.is_inside(log(max(rows_per_expert, 1e-9)))
-            own = tuple(known["between_points" if inside else "beyond_ends"])
-        else:
-            own = self.family.band if self.knows_shape else tuple(known["unseen_shape"])
-        if self.transferred_from is None:
-            return own
-        return widened(own, tuple(bands()["transfer"]["near" if self.near else "far"]))
+        modelled = self.family.band if self.knows_shape else tuple(known["unseen_shape"])
+        if self.transferred_from is not None:
+            return widened(modelled, tuple(bands()["transfer"]["near" if self.near else "far"]))
+        if self.curve is None:
+            return modelled
+        inside = self.curve.is_inside(log(max(rows_per_expert, 1e-9)))
+        between = tuple(known["between_points" if inside else "beyond_ends"])
+        return between if self.knows_ep else widened(between, modelled)
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ def _cached(query: _Query, precision: Precision) -> tuple[Estimator, ...]:
     families, source = find_families(query.hardware, query.kernel, precision)
     peaks = peaks_of(query.hardware, precision)
     near = source is not None and is_near(source, query.hardware)
-    found = [_estimator(family, query.layer, peaks, source=source, near=near) for family in families]
+    found = [_estimator(family, query.layer, query.hardware, peaks, source=source, near=near) for family in families]
     wanted = METHODS if query.method == "best" else (query.method,)
     for method in wanted:
         of_method = tuple(one for one in found if one.method == method)
@@ -143,29 +150,38 @@ def _cached(query: _Query, precision: Precision) -> tuple[Estimator, ...]:
 
 
 def _without_curve(one: Estimator) -> Estimator:
-    return Estimator("calibrated", one.family, None, one.peaks, one.transferred_from, one.near, one.knows_shape)
+    return replace(one, method="calibrated", curve=None)
 
 
-def _estimator(family: Family, layer: Layer, peaks: Peaks, *, source: str | None, near: bool) -> Estimator:
-    curve = _curve(family, layer)
+def _estimator(
+    family: Family, layer: Layer, hardware: Hardware, peaks: Peaks, *, source: str | None, near: bool
+) -> Estimator:
+    rows = _installed_rows(family, layer, hardware.name) if family.kind == "published" else None
+    if rows is not None:
+        source = None
+    elif family.kind == "published":
+        rows = _carried_rows(family, layer)
+    else:
+        rows = _own_rows(family, layer)
+    curve = _curve(family, layer, rows)
     method = "calibrated"
     if curve is not None and family.kind == "published":
         method = "published"
     elif curve is not None and source is None:
         method = "measured"
-    return Estimator(method, family, curve, peaks, source, near, layer.shape in family.shapes)
+    same_ep = curve is not None and bool(rows["ep"].eq(layer.ep).any())
+    return Estimator(method, family, curve, peaks, source, near, layer.shape in family.shapes, same_ep)
 
 
-def _curve(family: Family, layer: Layer) -> Curve | None:
-    frame = _own_rows(family, layer) if family.kind == "own" else _published_rows(family, layer)
-    if frame is None or frame["tokens"].nunique() < 2:
+def _curve(family: Family, layer: Layer, rows: pd.DataFrame | None) -> Curve | None:
+    if rows is None or rows["tokens"].nunique() < 2:
         return None
-    modelled_us = layer_us(family.constants, work_over(frame), peaks_over(frame))
-    rows = frame["tokens"].to_numpy(float) * layer.top_k / layer.num_experts
-    return curve_of(np.log(rows), frame["us"].to_numpy(float), modelled_us)
+    modelled_us = layer_us(family.constants, work_over(rows), peaks_over(rows))
+    rows_per_expert = rows["tokens"].to_numpy(float) * layer.top_k / layer.num_experts
+    return curve_of(np.log(rows_per_expert), rows["us"].to_numpy(float), modelled_us)
 
 
-def _own_rows(family: Family, layer: Layer):
+def _own_rows(family: Family, layer: Layer) -> pd.DataFrame:
     """Records of the shape; any expert parallelism, since the work of a rank is in the model."""
     frame = read_records()
     same = _same_shape(frame, layer) & frame["experts_alone"]
@@ -174,30 +190,40 @@ def _own_rows(family: Family, layer: Layer):
     return frame[same]
 
 
-def _published_rows(family: Family, layer: Layer):
-    """Rows of the shape and parallelism, those above the peak left out; of skewed ones alone for skewed routing.
-
-    Even routing takes the mean of all distributions: what the model misses is much the same for each.
-    """
+def _carried_rows(family: Family, layer: Layer) -> pd.DataFrame | None:
+    """Rows of the shape and parallelism in the tables that come with the package."""
     if layer.shape not in family.shapes:
         return None
-    theirs = {ours: name for name, ours in HARDWARE.items()}
     frame = published("moe_layer")
-    frame = frame[frame["hardware"].eq(theirs[family.hardware]) & frame["kernel_source"].eq(family.source)]
+    frame = frame[frame["hardware"].eq(THEIR_NAMES[family.hardware]) & frame["kernel_source"].eq(family.source)]
     frame = renamed(frame)
     same = _same_shape(frame, layer) & frame["ep"].eq(layer.ep) & frame["dtype"].eq(family.dtype)
     same &= frame["version"].eq(family.version) & frame["kernel"].eq(family.kernel)
+    return _usable(frame[same], layer)
+
+
+def _installed_rows(family: Family, layer: Layer, hardware: str) -> pd.DataFrame | None:
+    """Rows of the family's kernel on the cell's own GPU in the tables that the user installed."""
+    if hardware not in THEIR_NAMES:
+        return None
+    system = THEIR_NAMES[hardware]
+    frame = installed_layers(system, family.kernel, family.dtype, family.source, layer.shape, layer.tp, layer.ep)
+    return None if frame is None else _usable(renamed(frame), layer)
+
+
+def _usable(frame: pd.DataFrame, layer: Layer) -> pd.DataFrame:
+    """Rows below the peak; of skewed ones alone for skewed routing.
+
+    Even routing takes the mean of all distributions: what the model misses is much the same for each.
+    """
     if layer.skewed:
-        same &= frame["distribution"].ne("balanced")
-    frame = with_work(frame[same].reset_index(drop=True))
+        frame = frame[frame["distribution"].ne("balanced")]
+    frame = with_work(frame.reset_index(drop=True))
     return frame[~frame["above_peak"]].reset_index(drop=True)
 
 
-def _same_shape(frame, layer: Layer):
+def _same_shape(frame: pd.DataFrame, layer: Layer) -> pd.Series:
     same = frame["tp"].eq(layer.tp)
     for name in ("hidden", "inter", "top_k", "num_experts"):
         same &= frame[name].eq(getattr(layer, name))
     return same
-
-
-__all__ = ["METHODS", "Estimator", "Family", "Layer", "family_peaks", "find_estimators"]

@@ -10,7 +10,7 @@ from math import exp, hypot, log
 from typing import Any
 
 from workbench.simulate.calibration_files import calibration_dir, read_constants
-from workbench.simulate.kernel_model import Constants, Peaks, from_list, peaks_of
+from workbench.simulate.kernel_model import Constants, from_list, peaks_of
 from workbench.spec.catalog import load_hardware, names
 from workbench.spec.cluster import Hardware
 from workbench.spec.precision import PRECISIONS, Precision
@@ -109,8 +109,3 @@ def _distance(source: Hardware, target: Hardware, precision: Precision) -> tuple
     own, other = peaks_of(source, precision), peaks_of(target, precision)
     apart = hypot(log(own.bytes_per_us / other.bytes_per_us), log(own.flops_per_us / other.flops_per_us))
     return not is_near(source.name, target), apart
-
-
-def family_peaks(family: Family) -> Peaks:
-    """Peaks of the GPU that the family was measured on."""
-    return peaks_of(load_hardware(family.hardware), PRECISIONS[family.precision])

@@ -8,7 +8,12 @@ from workbench.spec.validation import ValidationRow, error_figures
 __all__ = ["SECTIONS", "ValidationRow", "error_figures", "section"]
 
 SECTIONS: dict[str, str] = {
-    "published": "workbench.run.validation.compute:published_rows",
+    "published": "workbench.run.validation.published:published_section",
+    "calibrated": "workbench.run.validation.calibrated:calibrated_section",
+    "transfer": "workbench.run.validation.calibrated:transfer_section",
+    "own": "workbench.run.validation.own:own_section",
+    "above_peak": "workbench.run.validation.published:above_peak_section",
+    "unvalidated": "workbench.run.validation.unvalidated:unvalidated_section",
 }
 """Section name to ``module:function``, a function of no arguments that returns ``list[ValidationRow]``."""
 
