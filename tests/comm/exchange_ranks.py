@@ -10,6 +10,7 @@ import multiprocessing
 import sys
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.comm.exchange_cases import (
 )
 from tests.workload.factory import make_cell
 from workbench.balance.placement import expert_map_of, to_slots
+from workbench.comm.carriers import Exchange, carry
 from workbench.comm.execute import DispatchMismatch, combine, dispatch, received_ids, reduce_pairs, verify_arrivals
 from workbench.comm.oracle import expected_buffer
 from workbench.comm.payload import decode_rows, encode_rows, encoded_bytes
@@ -183,6 +185,20 @@ def check_memory_given_and_kept(rank, world):
     assert torch.equal(back, sent), "what is carried back is what was sent"
 
 
+def check_one_gather_is_the_blocks_one_by_one(rank, world):
+    """A backend with messages in batches gathers at once, by a call that no torch deprecates."""
+    rows, counts = torch.full((3, 5), rank, dtype=torch.uint8), [3] * world
+    came = []
+    for batched in (True, False):
+        exchange = Exchange(torch.empty(3 * world, 5, dtype=torch.uint8), rows, counts, counts, None, rank)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            carry(exchange, "all_gather", rounds=(), whole=False, batched=batched)
+        came.append(exchange.received)
+    assert torch.equal(*came)
+    assert came[0][:, 0].tolist() == [peer for peer in range(world) for _ in range(3)]
+
+
 def check_replicas_and_none(rank, world):
     cell = make_cell(ranks=world, tokens=12, experts=14, top_k=4, hidden=64, redundant=-14 % world)
     traffic = route_all(cell)
@@ -224,6 +240,7 @@ def checks(world):
         cases |= {"n01": check_n01, "n03": check_n03, "counts": check_wrong_counts_are_caught,
                   "corruption": check_corruption_is_caught, "memory": check_memory_given_and_kept}  # fmt: skip
     if world == 2 and DEVICE[0].type == "cpu":  # a message of NCCL's fails later, on its stream
+        cases["gather"] = check_one_gather_is_the_blocks_one_by_one
         cases["missing"] = check_a_missing_peer_ends_in_an_error
     for name, variant, dtype, kind in exchange_cases():
         cases[name] = on_a_transport(check_exchange, variant=variant, dtype=dtype, kind=kind)

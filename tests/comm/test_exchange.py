@@ -58,6 +58,10 @@ def test_a_peer_that_does_not_come_ends_in_an_error_not_a_hang(reports):
     _hold(reports[2], ["missing"])
 
 
+def test_a_gather_at_once_brings_what_single_messages_bring(reports):
+    _hold(reports[2], ["gather"])
+
+
 def test_memory_for_what_comes_in_is_the_callers_or_the_hops(reports):
     for world in WORLDS[1:]:
         _hold(reports[world], ["memory"])

@@ -74,7 +74,8 @@ def _all_gather(exchange: Exchange, *, batched: bool) -> None:
     sends as much to every other.
     """
     if batched and len({*exchange.recv_counts, *exchange.send_counts}) == 1:
-        dist.all_gather_into_tensor(exchange.received, exchange.rows, group=exchange.group)
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name in torch 2.11
+        gather(exchange.received, exchange.rows, group=exchange.group)
     else:
         _blockwise(exchange, [0] * len(exchange.send_counts), batched=batched)
 
