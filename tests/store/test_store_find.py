@@ -90,3 +90,10 @@ def test_damage_is_named_by_the_list_of_runs(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert printed.count("passed over: ") == 6
     assert "44 ok" in printed
+
+
+def test_a_store_within_a_store_is_no_foreign_folder(tmp_path):
+    write_sample_run(tmp_path / "reference")
+    (tmp_path / "validation.parquet").touch()
+    (tmp_path / "other").mkdir()
+    assert store_problems(tmp_path) == ["other: no run"]

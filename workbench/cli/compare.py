@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from workbench.cli.output import Format, console, print_json
-from workbench.cli.results import RESULTS, FormatOption, ResultsOption
+from workbench.cli.results import RESULTS, FormatOption, ResultsOption, complete_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from workbench.analysis.watch import FailIf
 
 RUNS = "Run id, a part of it, a path, or `latest`; several with commas between them are repeats."
-SidesArgument = Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help=RUNS)]
+SidesArgument = Annotated[str, typer.Argument(metavar="RUN[,RUN...]", help=RUNS, autocompletion=complete_run)]
 
 
 def compare(
@@ -42,10 +42,6 @@ def compare(
 
     A verdict needs two independent repeats a side or more: a run of `run --repeats 3`, or of `merge`, or several runs
     with commas between them.
-
-    Examples: moe-workbench compare latest --by precision
-
-    moe-workbench compare latest --against results/nightly --fail-if slower:5%
     """
     from workbench.analysis.compare import compare_by, compare_runs
     from workbench.analysis.noise import noise_floors

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import typer
 
 from workbench import __version__
+from workbench.cli.examples import epilog
 
 COMMANDS: dict[str, str] = {
     "run": "workbench.cli.run:run",
@@ -46,12 +47,12 @@ Exit status: 2 the input was refused; 1 a cell ended in error, or none ended ok;
 
 def build_app() -> typer.Typer:
     """The typer application with every command of ``COMMANDS`` that this installation holds."""
-    app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_common)
     for name, target in COMMANDS.items():
         module, _, function = target.partition(":")
         if find_spec(module) is not None:
-            app.command(name)(getattr(import_module(module), function))
+            app.command(name, epilog=epilog(name))(getattr(import_module(module), function))
     return app
 
 

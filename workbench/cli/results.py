@@ -12,7 +12,25 @@ from workbench.store.bucket import results_path
 if TYPE_CHECKING:
     from workbench.store.run_folder import RunFolder, RunInfo
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique part of it, a path, or `latest`.")]
+
+RESULTS = Path("results")
+MOST_PROBLEMS = 10
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids of runs for a shell, newest first."""
+    from workbench.store.run_folder import run_folders
+
+    runs = [run.run_id for run in run_folders(results_path(ctx.params.get("results") or RESULTS))]
+    return [name for name in ["latest", *reversed(runs)] if name.startswith(incomplete)]
+
+
+RunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Run id, a unique part of it, a path, or `latest`.", autocompletion=complete_run
+    ),
+]
 ResultsOption = Annotated[
     Path,
     typer.Option(
@@ -20,8 +38,6 @@ ResultsOption = Annotated[
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="A table, or strict JSON.")]
-RESULTS = Path("results")
-MOST_PROBLEMS = 10
 
 
 class ExportFormat(StrEnum):
@@ -45,10 +61,7 @@ def runs(
     results: ResultsOption = RESULTS,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """List the runs of a results folder.
-
-    Example: moe-workbench runs --where precision=fp8_block --where hardware=h200-sxm --since 2026-11-01 --limit 20
-    """
+    """List the runs of a results folder."""
     from workbench.store.damage import store_problems
     from workbench.store.find import find_runs
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from workbench.cli.output import Format, console, print_json
 from workbench.cli.repeats import run_repeats
-from workbench.cli.results import RESULTS, ResultsOption
+from workbench.cli.results import RESULTS, ResultsOption, RunArgument
 from workbench.cli.traces import require_traces
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ def run(
     form: Annotated[Format, typer.Option("--format", help="A table, or strict JSON.")] = Format.TABLE,
     yes: Annotated[bool, typer.Option("--yes", help="Run more than 10,000 cells.")] = False,
 ) -> None:
-    """Run scenarios: every cell ends as ok, unsupported, infeasible or error, with its reason.
-
-    Example: moe-workbench run quickstart --set workload.tokens_per_rank=64 --repeats 3
-    """
+    """Run scenarios: every cell ends as ok, unsupported, infeasible or error, with its reason."""
     if not scenario and resume is None:
         raise ValueError("run: name a scenario file or a suite (moe-workbench scenarios lists them), or --resume RUN")
     files = load_files(scenario or [], engine=engine, overrides=overrides or [])
@@ -98,7 +95,7 @@ def run(
 
 
 def stop(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id, a unique part of it, a path, or `latest`.")],
+    run: RunArgument,
     results: ResultsOption = RESULTS,
 ) -> None:
     """Stop a run: it gives up the cell in flight, keeps what is done, and can be resumed."""

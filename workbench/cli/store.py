@@ -6,18 +6,18 @@ from typing import Annotated
 import typer
 
 from workbench.cli.output import console
-from workbench.cli.results import RESULTS, ResultsOption
+from workbench.cli.results import RESULTS, ResultsOption, complete_run
 
 
 def merge(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN...", help="Run ids, parts of them, or paths.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN RUN...", help="Run ids, parts of them, or paths.", autocompletion=complete_run),
+    ],
     name: Annotated[str | None, typer.Option("--name", help="Name of the new run; that of the first.")] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Merge runs into a new one: where they share a cell, each is a repeat of it; the runs themselves stay.
-
-    Example: moe-workbench merge 20261201T05 20261201T06 20261201T07 --name nightly
-    """
+    """Merge runs into a new one: where they share a cell, each is a repeat of it; the runs themselves stay."""
     from workbench.store.merge import merge_runs
     from workbench.store.run_folder import open_run
 
@@ -33,10 +33,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Delete them; without it they are only listed.")] = False,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Delete old runs: of each name all but the newest; without --yes say which. Runs being written are kept.
-
-    Example: moe-workbench prune --keep 10 --name nightly --yes
-    """
+    """Delete old runs: of each name all but the newest; without --yes say which. Runs being written are kept."""
     from workbench.store.prune import remove_runs, runs_beyond
 
     out = console()
@@ -60,10 +57,7 @@ def import_file(
     ] = None,
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Import results: of `export`, of InferenceX (JSON), vLLM's benchmarks (JSON) or nccl-tests (its text).
-
-    Example: moe-workbench import alltoall_perf.txt --set hardware=h200-sxm
-    """
+    """Import results: of `export`, of InferenceX (JSON), vLLM's benchmarks (JSON) or nccl-tests (its text)."""
     from workbench.store.importers import import_file as bring_in
 
     pairs = [text.partition("=") for text in told or []]

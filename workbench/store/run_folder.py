@@ -18,6 +18,7 @@ from workbench.store.strict_json import to_json
 from workbench.store.text import readable_text, safe_name
 
 MANIFEST = "manifest.json"
+OURS = ("validation.parquet",)
 SHORTEST_PART = 3
 WORTH_KEEPING = 16
 """Runs from which on reading them all anew takes longer than a person likes to wait."""
@@ -131,12 +132,16 @@ def run_info(run: RunFolder) -> RunInfo:
 
 
 def foreign_entries(results_dir: Path | str) -> list[str]:
-    """What lies in a results folder and is no run: files, and folders without a manifest; hidden ones are let be."""
+    """What lies in a results folder and is no run: files, and folders without a manifest.
+
+    Hidden ones are let be, and so are folders that hold runs themselves, and what `validate` writes.
+    """
     folder = Path(results_dir)
     if not folder.is_dir():
         return []
-    names = sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
-    return [name for name in names if not (folder / name / MANIFEST).is_file()]
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.name not in OURS)
+    strange = [folder / name for name in names if not (folder / name / MANIFEST).is_file()]
+    return [path.name for path in strange if not any(path.glob(f"*/{MANIFEST}"))]
 
 
 def _live(run: RunFolder, info: RunInfo) -> RunInfo:
