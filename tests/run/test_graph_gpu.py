@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from workbench.measure.clock import EventClock
 from workbench.run.context import open_context
 from workbench.run.graph import capture
 
@@ -18,4 +19,7 @@ def test_a_step_that_waits_is_not_captured_and_random_numbers_work_afterwards():
     replay = capture(lambda: results.append(ones * 2), context)
     ones.fill_(3)
     replay()
+    clock = EventClock()
+    within, around = (min(clock.time(call) for _ in range(5)) for call in (replay, lambda: replay()))
+    assert 0 < within < around
     assert torch.equal(results[-1], torch.full((4,), 6.0, device="cuda"))

@@ -42,11 +42,20 @@ class WallClock:
 
 @dataclass(frozen=True)
 class EventClock:
-    """CUDA events on the current stream: what the device spent, without the host's launch time ahead of it."""
+    """CUDA events on the current stream: what the device spent, without the host's launch time ahead of it.
+
+    A call with ``marks`` (a captured step) records two events of its own around its work; their span leaves out the
+    launch of a graph, about 8 us on an H200, that a step within a larger graph does not pay.
+    """
 
     timer: str = "event"
 
     def time(self, call: Callable[[], object]) -> float:
+        marks = getattr(call, "marks", None)
+        if marks is not None:
+            call()
+            marks[1].synchronize()
+            return marks[0].elapsed_time(marks[1]) * 1e3
         return self.time_stages([("call", call)])[0][1]
 
     def time_stages(self, stages: Sequence[tuple[str, Callable[[], object]]]) -> list[tuple[str, float]]:

@@ -1,6 +1,7 @@
 """CUDA graphs: one launch for a whole step, so that a small layer is not timed by its launches."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -9,7 +10,19 @@ from workbench.run.context import RankContext
 WARM_UP_CALLS = 2
 
 
-def capture(step: Callable[[], object], context: RankContext) -> Callable[[], None] | None:
+@dataclass(frozen=True)
+class Graphed:
+    """A captured step; ``marks`` are events recorded by the graph itself before and after it, to time it without the
+    launch of the graph (None where they cannot be had)."""
+
+    graph: torch.cuda.CUDAGraph
+    marks: tuple[torch.cuda.Event, torch.cuda.Event] | None
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def capture(step: Callable[[], object], context: RankContext) -> Graphed | None:
     """A replay of ``step``, or None where a graph cannot hold it: on a CPU, with messages, or with a host wait.
 
     ``step`` must leave its results in tensors that it makes itself; they keep their places over replays.
@@ -25,15 +38,27 @@ def capture(step: Callable[[], object], context: RankContext) -> Callable[[], No
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
+        marks = _marks()
         with torch.cuda.graph(graph):
+            if marks:
+                marks[0].record()
             step()
+            if marks:
+                marks[1].record()
     except RuntimeError:
         torch.cuda.synchronize()
         _renew_generator(context.device)
         return None
     graph.replay()
     torch.cuda.synchronize()
-    return graph.replay
+    return Graphed(graph, marks)
+
+
+def _marks() -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
+    """Events that a graph records; ROCm's graphs cannot."""
+    if torch.version.hip:
+        return None
+    return torch.cuda.Event(enable_timing=True, external=True), torch.cuda.Event(enable_timing=True, external=True)
 
 
 def _renew_generator(device: torch.device) -> None:
