@@ -193,9 +193,10 @@ class ExpertCache:
         if self._stream is not None:  # what is already given to the device may still read the slots
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            for expert, slot in places:
-                for source, target in zip(self._host_parts, self._slot_parts, strict=True):
-                    target[slot].copy_(source[expert], non_blocking=True)
+            # In one call, as few copies are over before a loop of Python has given them all to the device.
+            targets = [part[slot] for part in self._slot_parts for _, slot in places]
+            sources = [part[expert] for part in self._host_parts for expert, _ in places]
+            torch._foreach_copy_(targets, sources, non_blocking=True)
         if self._stream is None:
             self.counters.wall_us += (time.perf_counter() - start) * 1e6
         else:
