@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 
 from kernels.backend import SCALED_MAJOR, SCALED_PAIRS, scales_itself
 from kernels.compile_experts import kernel_of, operand_types, routing_types, shape_constants
+from kernels.dependent import DEPENDENT_CAPABILITY
 from kernels.grouped_gemm.expert_gemm import ELEMENTS
 from kernels.grouped_gemm.scaled_kernel import scaled_expert_kernel
 from kernels.grouped_gemm.tiles import LAYER_TILES, Tile, choose_tile, family
@@ -50,6 +51,8 @@ def compile_kernel(
     ``multiples_of_16``, are taken as aligned, the way a launch would find them.
     Raises ValueError, with the compiler's reason, where the capability cannot run the kernel.
     """
+    if "dependent" in kernel.arg_names:
+        constexprs = {**constexprs, "dependent": capability >= _number(DEPENDENT_CAPABILITY)}
     kinds = {name: "constexpr" if name in constexprs else signature[name] for name in kernel.arg_names}
     aligned = [i for i, n in enumerate(kernel.arg_names) if kinds[n].startswith("*") or n in multiples_of_16]
     source = ASTSource(kernel, kinds, dict(constexprs), {(i,): [["tt.divisibility", 16]] for i in aligned})
@@ -199,7 +202,7 @@ def compiled_math_path(weights_format: str, activations_format: str, capability:
     tile = LAYER_TILES["scaled" if itself else family(weights_format)][0][1].gemm2
     built = compile_expert_gemm(
         weights_format,
-        capability=capability[0] * 10 + capability[1],
+        capability=_number(capability),
         tile=tile,
         gated=False,
         n_size=512,
@@ -213,6 +216,10 @@ def compiled_math_path(weights_format: str, activations_format: str, capability:
     if elements <= multiplied:
         return "native"
     return "emulated" if _element(activations_format) == "e2m1" else "upcast"
+
+
+def _number(capability: tuple[int, int]) -> int:
+    return capability[0] * 10 + capability[1]
 
 
 def _element(format_name: str) -> str:

@@ -48,7 +48,7 @@ def routing_types(*, gated: bool, has_bias: bool, direct: bool) -> Types:
     types: Types = {"bias_ptr": "*bf16" if has_bias else None, "weights_ptr": None if gated else "*fp32"}
     types |= {"order_ptr": None if direct else "*i64", "experts_ptr": "*i32", "out_ptr": "*bf16"}
     types |= dict.fromkeys(("offsets_ptr", "starts_ptr"), None if direct else "*i64")
-    return types | {"alpha": "fp32", "limit": "fp32"}
+    return types | {"alpha": "fp32", "limit": "fp32", "out_scale_ptr": None}
 
 
 def shape_constants(weights_format: str, tile: Tile, *, gated: bool, n_size: int, gpt_oss: bool) -> dict[str, object]:

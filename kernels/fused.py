@@ -72,7 +72,7 @@ def quantise_tokens(x_TH: Tensor | Quantised, experts: "ExpertWeights") -> Tenso
     return _quantised(x_TH, experts, experts.w13)
 
 
-def quantise_middle(h_PI: Tensor, experts: "ExpertWeights") -> Tensor | Quantised:
+def quantise_middle(h_PI: Tensor | Quantised, experts: "ExpertWeights") -> Tensor | Quantised:
     """Activated rows as gemm2 multiplies them."""
     return _quantised(h_PI, experts, experts.w2)
 
@@ -90,8 +90,9 @@ def _quantised(rows: Tensor | Quantised, experts: "ExpertWeights", weights: Quan
 
 def fused_gemm1(
     x: Tensor | Quantised, plan: FusedPlan, experts: "ExpertWeights", *, weights_TK: Tensor | None = None
-) -> Tensor:
-    """Activated rows [P, I] in expert order; ``weights_TK`` multiply the tokens (weights on the input)."""
+) -> Tensor | Quantised:
+    """Activated rows [P, I] in expert order, encoded already where the kernel does it; ``weights_TK`` multiply the
+    tokens (weights on the input)."""
     return expert_gemm(
         x,
         _multiplied(experts)[0],

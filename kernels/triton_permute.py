@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.dependent import launch_options, let_next_in, wait_for_inputs
+from kernels.grouped_gemm.tiles import is_direct
 from kernels.grouped_gemm.triton_gemm import block_table
 from kernels.permute import max_blocks
 from kernels.triton_rows import storable
@@ -43,13 +45,15 @@ class RowPlan:
 def plan_kernel(
     ids_ptr, order_ptr, offsets_ptr, experts_ptr, starts_ptr, num_pairs, num_entries, pair_programs, num_experts,
     padded_groups: tl.constexpr, block_m: tl.constexpr, pairs: tl.constexpr, chunk: tl.constexpr,
-    entries: tl.constexpr,
+    entries: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """Stable order by expert, found by counting the pairs that come before; ids of -1 come last, past the offsets.
 
     Ids [2, 0, 0, -1] of 3 experts with blocks of 1: order [1, 2, 0, 3], offsets [0, 2, 2, 3], experts [0, 0, 2, -1].
     Torch twins: ``permute.sort_by_expert`` with ``keep_dropped``, and ``permute.block_experts``.
     """
+    wait_for_inputs(dependent)
+    let_next_in(dependent)
     pid = tl.program_id(0)
     if pid < pair_programs:
         mine = pid * pairs + tl.arange(0, pairs)
@@ -157,7 +161,7 @@ def place_kernel(
 @triton.jit
 def combine_pairs_kernel(
     rows_ptr, ids_ptr, shared_ptr, out_ptr, hidden, top_k: tl.constexpr, has_shared: tl.constexpr,
-    block_columns: tl.constexpr,
+    block_columns: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """y[t] = sum over k of rows[t * K + k] (weighted already) in float32, in the order of k; ids of -1 add nothing.
 
@@ -166,6 +170,8 @@ def combine_pairs_kernel(
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block_columns + tl.arange(0, block_columns)
     total = tl.zeros((block_columns,), dtype=tl.float32)
+    wait_for_inputs(dependent)
+    let_next_in(dependent)
     if has_shared:
         total += tl.load(shared_ptr + token * hidden + columns, mask=columns < hidden, other=0.0).to(tl.float32)
     for k in tl.static_range(top_k):
@@ -179,7 +185,7 @@ def plan_pairs(ids_TK: Tensor, num_experts: int, *, block_m: int) -> RowPlan:
     """The plan of routed tokens; where pairs are few beside the experts they are not sorted at all."""
     num_pairs, device = ids_TK.numel(), ids_TK.device
     ids = ids_TK.reshape(-1)
-    if 4 * num_pairs <= num_experts:
+    if is_direct(num_pairs, num_experts):
         return RowPlan(experts=ids, direct=True)
     num_entries = max_blocks(num_pairs, num_experts, block_m)
     order, starts = (torch.empty(n, dtype=torch.int64, device=device) for n in (num_pairs, num_entries))
@@ -192,7 +198,9 @@ def plan_pairs(ids_TK: Tensor, num_experts: int, *, block_m: int) -> RowPlan:
     sizes = {"padded_groups": triton.next_power_of_2(num_experts + 2), "block_m": block_m, "entries": ENTRIES}
     with torch.cuda.device_of(ids):
         if compared:
-            plan_kernel[(programs + entries,)](ids, *results, *numbers, pairs=PAIRS, chunk=CHUNK, **sizes)
+            plan_kernel[(programs + entries,)](
+                ids, *results, *numbers, pairs=PAIRS, chunk=CHUNK, **sizes, **launch_options(device)
+            )
         else:
             counted = _count(ids, programs, num_experts, sizes["padded_groups"])
             place_kernel[(programs + entries,)](ids, *counted, *results, *numbers, chunk=CHUNK, **sizes)
@@ -225,5 +233,6 @@ def combine_pairs(
         combine_pairs_kernel[(num_tokens, triton.cdiv(hidden, block))](
             rows_PH, ids_TK.contiguous(), shared_TH, out, hidden,
             top_k=top_k, has_shared=shared_TH is not None, block_columns=block,
+            **launch_options(rows_PH.device),
         )  # fmt: skip
     return out.to(out_dtype)

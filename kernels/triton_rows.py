@@ -8,16 +8,36 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.dependent import launch_options, let_next_in, wait_for_inputs
 from kernels.formats import Quantised
 
 SCALE_GROUP = 128
 
 
+@triton.jit
+def encode_group(x, by_hand: tl.constexpr):
+    """E4M3 codes uint8 [M, 128] and float32 scales [M] of float32 rows of one group: see ``quantise_block_kernel``."""
+    magnitude = tl.where(x == x, tl.abs(x), 0.0)
+    # Infinity counts as BF16's largest value; the floor is that of the formats, so that zero rows divide.
+    amax = tl.minimum(tl.maximum(tl.max(magnitude, 1), 1e-30), 3.3895313892515355e38)
+    scale = tl.math.div_rn(amax, tl.full(amax.shape, 448.0, tl.float32))
+    scaled = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    scaled = tl.where(x == x, tl.minimum(tl.maximum(scaled, -448.0), 448.0), scaled)
+    if by_hand:
+        exponent = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        magic = tl.maximum(exponent, 0.015625) * (0.125 * 12582912.0)
+        sign = scaled.to(tl.int32, bitcast=True) & -0x80000000
+        rounded = ((tl.abs(scaled) + magic) - magic).to(tl.int32, bitcast=True) | sign
+        scaled = rounded.to(tl.float32, bitcast=True)
+    return tl.where(x == x, scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True), 0x7F), scale
+
+
 # The number of rows changes from call to call and must not compile a kernel each time.
 @triton.jit(do_not_specialize=["num_rows"])
 def quantise_block_kernel(
-    x_ptr, code_ptr, scale_ptr, num_rows, num_columns, stride_x, block_rows: tl.constexpr, by_hand: tl.constexpr
-):
+    x_ptr, code_ptr, scale_ptr, num_rows, num_columns, stride_x, block_rows: tl.constexpr, by_hand: tl.constexpr,
+    dependent: tl.constexpr,
+):  # fmt: skip
     """E4M3 codes and float32 scales of 1x128 groups: scale = amax / 448, code = round(x / scale).
 
     ``by_hand`` rounds to E4M3's grid before the cast, for the interpreter, whose cast truncates.
@@ -28,20 +48,10 @@ def quantise_block_kernel(
     group = tl.program_id(1)
     columns = group * 128 + tl.arange(0, 128)
     mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    wait_for_inputs(dependent)
+    let_next_in(dependent)
     x = tl.load(x_ptr + rows[:, None] * stride_x + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    magnitude = tl.where(x == x, tl.abs(x), 0.0)
-    # Infinity counts as BF16's largest value; the floor is that of the formats, so that zero rows divide.
-    amax = tl.minimum(tl.maximum(tl.max(magnitude, 1), 1e-30), 3.3895313892515355e38)
-    scale = tl.math.div_rn(amax, tl.full((block_rows,), 448.0, tl.float32))
-    scaled = tl.math.div_rn(x, tl.broadcast_to(scale[:, None], (block_rows, 128)))
-    scaled = tl.where(x == x, tl.minimum(tl.maximum(scaled, -448.0), 448.0), scaled)
-    if by_hand:
-        exponent = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        magic = tl.maximum(exponent, 0.015625) * (0.125 * 12582912.0)
-        sign = scaled.to(tl.int32, bitcast=True) & -0x80000000
-        rounded = ((tl.abs(scaled) + magic) - magic).to(tl.int32, bitcast=True) | sign
-        scaled = rounded.to(tl.float32, bitcast=True)
-    codes = tl.where(x == x, scaled.to(tl.float8e4nv).to(tl.uint8, bitcast=True), 0x7F)
+    codes, scale = encode_group(x, by_hand)
     tl.store(code_ptr + rows[:, None] * num_columns + columns[None, :], codes, mask=mask)
     tl.store(scale_ptr + rows * tl.num_programs(1) + group, scale, mask=rows < num_rows)
 
@@ -140,6 +150,7 @@ def triton_quantise_block(x_MK: Tensor) -> Quantised:
                 x_MK.stride(0),
                 block_rows=block_rows,
                 by_hand=interpreted(),
+                **launch_options(x_MK.device),
             )
     return Quantised("e4m3_block", (num_rows, num_columns), codes, scale, None, "none", "saturate")
 

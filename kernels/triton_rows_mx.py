@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.dependent import launch_options, let_next_in, wait_for_inputs
 from kernels.formats import Quantised
 from kernels.formats.triton_elements import (
     MAGNITUDE_BITS,
@@ -52,7 +53,7 @@ def byte_value(byte):
 def mx_rows_kernel(
     x_ptr, scale_ptr, out_ptr, num_rows, num_columns, stride_x, stride_om,
     kind: tl.constexpr, element: tl.constexpr, rule: tl.constexpr, overflow: tl.constexpr, encoded: tl.constexpr,
-    paired: tl.constexpr, block_rows: tl.constexpr,
+    paired: tl.constexpr, block_rows: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """``encoded``: the values of E4M3 codes and scale bytes; else x, seen as integers, rounded to the format's values.
 
@@ -62,6 +63,8 @@ def mx_rows_kernel(
     rows = tl.program_id(0).to(tl.int64) * block_rows + tl.arange(0, block_rows)
     columns = tl.program_id(1) * 128 + tl.arange(0, 128)
     mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    wait_for_inputs(dependent)
+    let_next_in(dependent)
     raw = tl.load(x_ptr + rows[:, None] * stride_x + columns[None, :], mask=mask, other=0)
     if encoded:
         groups = tl.program_id(1) * 4 + tl.arange(0, 4)
@@ -105,5 +108,6 @@ def _launch(raw: Tensor, scale: Tensor | None, num_columns: int, names: dict[str
             mx_rows_kernel[(triton.cdiv(num_rows, block_rows), triton.cdiv(num_columns, 128))](
                 raw, scale, out, num_rows, num_columns, raw.stride(0), out.stride(0),
                 **names, encoded=scale is not None, paired=paired, block_rows=block_rows,
+                **launch_options(raw.device),
             )  # fmt: skip
     return out.to(torch.bfloat16)

@@ -9,6 +9,12 @@ P rows (pairs), E experts, N output columns, K reduced. The grid is an upper bou
 import triton
 import triton.language as tl
 
+from kernels.dependent import LINE_BYTES, ask_ahead, let_next_in, wait_for_inputs
+from kernels.triton_rows import encode_group
+
+LINES_AHEAD = tl.constexpr(4)
+"""Of each column's weights, asked for before a kernel's inputs are there."""
+
 
 @triton.jit
 def tile_of_program(num_blocks, num_columns, group_m: tl.constexpr):
@@ -53,12 +59,27 @@ def gated_product(gate, up, alpha, limit, clamped: tl.constexpr):
 
 
 @triton.jit
+def _rounded(x, by_hand: tl.constexpr):
+    """float32 of x in BF16; ``by_hand`` for the interpreter, whose cast truncates."""
+    if by_hand:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        rounded = x.to(tl.bfloat16).to(tl.float32)
+    return rounded
+
+
+@triton.jit
 def store_block(
     acc, acc_up, columns, wanted, rows, present, pairs, expert, bias_ptr, weights_ptr, out_ptr, stride_om, alpha, limit,
     n_size: tl.constexpr, gated: tl.constexpr, clamped: tl.constexpr, gate_step: tl.constexpr,
     up_offset: tl.constexpr, has_bias: tl.constexpr, has_weights: tl.constexpr,
+    out_scale_ptr=None, widen: tl.constexpr = False,
 ):  # fmt: skip
-    """Routing weight on the input (gated: before bias and gate) or on the output, bias, gate, and the store."""
+    """Routing weight on the input (gated: before bias and gate) or on the output, bias, gate, and the store.
+
+    ``out_scale_ptr`` [P, N / 128]: rows are stored as E4M3 codes with a scale for the 128 columns of the block.
+    """
     factor = tl.full((rows.shape[0],), 1.0, dtype=tl.float32)
     if has_weights:
         factor = tl.load(weights_ptr + pairs, mask=present, other=0.0)
@@ -77,12 +98,16 @@ def store_block(
         acc *= factor[:, None]
         out_rows = pairs
     out_ptrs = out_ptr + out_rows[:, None] * stride_om + columns[None, :]
+    if out_scale_ptr is not None:
+        acc, scale = encode_group(_rounded(acc, widen), widen)
+        scale_ptrs = out_scale_ptr + out_rows * (n_size // 128) + tl.min(columns, 0) // 128
+        tl.store(scale_ptrs, scale, mask=present)
     tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=present[:, None] & wanted[None, :])
 
 
 @triton.jit(do_not_specialize=["num_blocks", "num_experts"])
 def dense_expert_kernel(
-    a_ptr, a_scale_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr,
+    a_ptr, a_scale_ptr, w_ptr, w_scale_ptr, bias_ptr, out_ptr, out_scale_ptr,
     order_ptr, weights_ptr, offsets_ptr, experts_ptr, starts_ptr,
     num_blocks, num_experts, alpha, limit, stride_am, stride_as, stride_we, stride_wn,
     stride_se, stride_sn, stride_om,
@@ -91,7 +116,7 @@ def dense_expert_kernel(
     scaling: tl.constexpr, tile_scale: tl.constexpr, has_bias: tl.constexpr, has_weights: tl.constexpr,
     direct: tl.constexpr, has_order: tl.constexpr, widen: tl.constexpr, swap: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, group_m: tl.constexpr,
-    num_stages: tl.constexpr,
+    num_stages: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """BF16 or E4M3 weights [E, N, K] by rows of the same type.
 
@@ -101,6 +126,18 @@ def dense_expert_kernel(
     Torch twin: ``kernels.moe.moe_layer`` with backend torch. Example: x = [[1, 2]], w = [[[1, 1]]]: out [[3]].
     """
     row_block, column_block = tile_of_program(num_blocks, (n_size + block_n - 1) // block_n, group_m)
+    columns = column_block * block_n + tl.arange(0, block_n)
+    if dependent and direct:
+        # The experts may not be known yet: what is asked for then is of no use, and does no harm.
+        guess = tl.load(experts_ptr + row_block, volatile=True)
+        if (guess >= 0) & (guess < num_experts):
+            line = tl.arange(0, LINES_AHEAD) * (LINE_BYTES * 8 // w_ptr.dtype.element_ty.primitive_bitwidth)
+            rows_ahead = tl.minimum(columns, n_size - 1).to(tl.int64)[:, None] * (gate_step * stride_wn)
+            ahead = w_ptr + guess.to(tl.int64) * stride_we + rows_ahead + tl.minimum(line, k_size - 1)[None, :]
+            ask_ahead(ahead)
+            if gated:
+                ask_ahead(ahead + up_offset * stride_wn)
+    wait_for_inputs(dependent)
     expert = tl.load(experts_ptr + row_block)
     if (expert < 0) | (expert >= num_experts):
         return
@@ -108,7 +145,6 @@ def dense_expert_kernel(
         row_block, expert, order_ptr, starts_ptr, offsets_ptr, block_m, direct, has_order
     )
     expert = expert.to(tl.int64)
-    columns = column_block * block_n + tl.arange(0, block_n)
     wanted = columns < n_size if n_size % block_n else columns >= 0
     a_rows = rows
     if gated:
@@ -154,6 +190,7 @@ def dense_expert_kernel(
         w_ptrs += block_k
         up_ptrs += block_k
 
+    let_next_in(dependent)
     if swap:
         acc = tl.trans(acc)
         acc_up = tl.trans(acc_up)
@@ -166,6 +203,7 @@ def dense_expert_kernel(
     store_block(
         acc, acc_up, columns, wanted, rows, present, pairs, expert, bias_ptr, weights_ptr, out_ptr,
         stride_om, alpha, limit, n_size, gated, clamped, gate_step, up_offset, has_bias, has_weights,
+        out_scale_ptr, widen,
     )  # fmt: skip
 
 

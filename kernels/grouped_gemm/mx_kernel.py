@@ -7,7 +7,8 @@ E4M3 products of 32 of K, scaled one by one, were slower on an H200 from 1 to 16
 import triton
 import triton.language as tl
 
-from kernels.grouped_gemm.expert_kernels import rows_of_block, store_block, tile_of_program
+from kernels.dependent import LINE_BYTES, ask_ahead, let_next_in, wait_for_inputs
+from kernels.grouped_gemm.expert_kernels import LINES_AHEAD, rows_of_block, store_block, tile_of_program
 
 # Of two words the even codes, then the odd ones, to BF16 times 2^-120 as their bits lie, then times the factors.
 _WORDS_TO_BF16 = """
@@ -66,6 +67,7 @@ def mx_expert_kernel(
     has_bias: tl.constexpr, has_weights: tl.constexpr, direct: tl.constexpr, has_order: tl.constexpr,
     widen: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, group_m: tl.constexpr, num_stages: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
     """MXFP8 weights (``packed_mx8``) as words of two codes, by BF16 rows whose every 128 hold the 64 even ones first.
 
@@ -74,6 +76,20 @@ def mx_expert_kernel(
     Example: x = [[1, 2]], w = [[[1, 1]]]: out [[3]].
     """
     row_block, column_block = tile_of_program(num_blocks, (n_size + block_n - 1) // block_n, group_m)
+    columns = column_block * block_n + tl.arange(0, block_n)
+    if dependent and direct:
+        # The experts may not be known yet: what is asked for then is of no use, and does no harm.
+        guess = tl.load(experts_ptr + row_block, volatile=True)
+        if (guess >= 0) & (guess < num_experts):
+            line = tl.minimum(tl.arange(0, LINES_AHEAD) * (LINE_BYTES // 2), k_size // 2 - 1)
+            rows_ahead = (
+                guess.to(tl.int64) * (n_size * (2 if gated else 1)) + tl.minimum(columns, n_size - 1) * gate_step
+            )
+            ahead = w_ptr + rows_ahead[:, None] * stride_wn + line[None, :]
+            ask_ahead(ahead)
+            if gated:
+                ask_ahead(ahead + up_offset * stride_wn)
+    wait_for_inputs(dependent)
     expert = tl.load(experts_ptr + row_block)
     if (expert < 0) | (expert >= num_experts):
         return
@@ -81,7 +97,6 @@ def mx_expert_kernel(
         row_block, expert, order_ptr, starts_ptr, offsets_ptr, block_m, direct, has_order
     )
     steps: tl.constexpr = (k_size + 127) // 128
-    columns = column_block * block_n + tl.arange(0, block_n)
     wanted = columns < n_size if n_size % block_n else columns >= 0
     a_rows = pairs // top_k if gated else rows
     w_rows = expert.to(tl.int64) * (n_size * (2 if gated else 1)) + columns * gate_step
@@ -112,6 +127,7 @@ def mx_expert_kernel(
         a_ptrs += 128
         w_ptrs += 64
 
+    let_next_in(dependent)
     acc *= tl.load(column_scale_ptr + w_rows, mask=wanted, other=0.0)[:, None]
     if gated:
         acc_up *= tl.load(column_scale_ptr + w_rows + up_offset, mask=wanted, other=0.0)[:, None]

@@ -6,7 +6,8 @@ The layout is ``packed``'s; what surrounds the product is ``expert_kernels``'s. 
 import triton
 import triton.language as tl
 
-from kernels.grouped_gemm.expert_kernels import rows_of_block, store_block, tile_of_program
+from kernels.dependent import LINE_BYTES, ask_ahead, let_next_in, wait_for_inputs
+from kernels.grouped_gemm.expert_kernels import LINES_AHEAD, rows_of_block, store_block, tile_of_program
 
 _FIELDS_TO_BF16 = """
 {
@@ -82,6 +83,7 @@ def packed_expert_kernel(
     nvfp4: tl.constexpr, has_bias: tl.constexpr, has_weights: tl.constexpr,
     direct: tl.constexpr, has_order: tl.constexpr, widen: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, group_m: tl.constexpr, num_stages: tl.constexpr,
+    dependent: tl.constexpr,
 ):  # fmt: skip
     """FP4 weights (``packed.PackedWeights``) by BF16 rows; the weights are wgmma's first operand, from registers.
 
@@ -92,6 +94,20 @@ def packed_expert_kernel(
     steps: tl.constexpr = (k_size + 127) // 128
     halves: tl.constexpr = 2 if nvfp4 else 1
     row_block, column_block = tile_of_program(num_blocks, (n_size + block_n - 1) // block_n, group_m)
+    columns = column_block * block_n + tl.arange(0, block_n)
+    if dependent and direct:
+        # The experts may not be known yet: what is asked for then is of no use, and does no harm.
+        guess = tl.load(experts_ptr + row_block, volatile=True)
+        if (guess >= 0) & (guess < num_experts):
+            # 64 columns by 128 of K are 4,096 bytes in one piece, and the next of K follow them.
+            parts: tl.constexpr = 2 if gated else 1
+            line = tl.minimum(tl.arange(0, LINES_AHEAD * 32) * (LINE_BYTES // 2), steps * 2048 - 1)
+            for piece in tl.static_range((block_n + 63) // 64):
+                tile_ahead = tl.minimum(column_block * block_n // 64 + piece, columns_of_tiles - 1)
+                for part in tl.static_range(parts):
+                    first_ahead = (guess.to(tl.int64) * parts + part) * columns_of_tiles + tile_ahead
+                    ask_ahead(words_ptr + first_ahead * steps * 2048 + line)
+    wait_for_inputs(dependent)
     expert = tl.load(experts_ptr + row_block)
     if (expert < 0) | (expert >= num_experts):
         return
@@ -99,7 +115,6 @@ def packed_expert_kernel(
         row_block, expert, order_ptr, starts_ptr, offsets_ptr, block_m, direct, has_order
     )
     expert = expert.to(tl.int64)
-    columns = column_block * block_n + tl.arange(0, block_n)
     if gated:
         a_rows = pairs // top_k
         first = (expert * 2 * columns_of_tiles) * steps
@@ -154,6 +169,7 @@ def packed_expert_kernel(
         w_ptrs += 2048
         s_ptrs += 64 * halves
 
+    let_next_in(dependent)
     wanted = columns < n_size
     parts: tl.constexpr = 2 if gated else 1
     scale_ptrs = column_scale_ptr + expert * parts * columns_of_tiles * 64 + columns

@@ -6,6 +6,7 @@ What surrounds the product is ``expert_kernels``'s. P rows (pairs), E experts, N
 import triton
 import triton.language as tl
 
+from kernels.dependent import let_next_in, wait_for_inputs
 from kernels.grouped_gemm.expert_kernels import rows_of_block, store_block, tile_of_program
 from kernels.triton_rows_mx import byte_value, code_values
 
@@ -49,7 +50,7 @@ def scaled_expert_kernel(
     has_bias: tl.constexpr, has_weights: tl.constexpr, direct: tl.constexpr, has_order: tl.constexpr,
     swap: tl.constexpr, widen: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, group_m: tl.constexpr,
-    num_stages: tl.constexpr,
+    num_stages: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of rows [P, K] and of weights [E, N, K], ``e4m3`` or ``e2m1`` (two a byte) on either side.
 
@@ -59,6 +60,7 @@ def scaled_expert_kernel(
     Torch twin: ``kernels.moe.moe_layer`` with backend torch. Example: x = [[1, 2]], w = [[[1, 1]]]: out [[3]].
     """
     row_block, column_block = tile_of_program(num_blocks, (n_size + block_n - 1) // block_n, group_m)
+    wait_for_inputs(dependent)
     expert = tl.load(experts_ptr + row_block)
     if (expert < 0) | (expert >= num_experts):
         return
@@ -101,6 +103,7 @@ def scaled_expert_kernel(
         w_ptrs += block_k // w_pack
         w_s_ptrs += block_k // group
 
+    let_next_in(dependent)
     if swap:
         acc = tl.trans(acc)
         acc_up = tl.trans(acc_up)

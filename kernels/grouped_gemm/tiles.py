@@ -105,9 +105,14 @@ def family(weights_format: str) -> str:
     return _FAMILIES.get(weights_format, "e4m3")
 
 
+def is_direct(num_rows: int, num_experts: int) -> bool:
+    """Whether pairs are so few beside the experts that each is a block of its own and nothing is sorted."""
+    return 4 * num_rows <= num_experts
+
+
 def choose_layer_tiles(weights_format: str, *, num_rows: int, num_experts: int, device: torch.device) -> LayerTiles:
-    """Tiles for the mean rows of an expert, as the counts themselves are on the device."""
-    mean_rows = num_rows / max(1, min(num_experts, num_rows))
+    """Tiles for the mean rows of an expert, as counts are on the device; 0 where pairs are not sorted."""
+    mean_rows = 0.0 if is_direct(num_rows, num_experts) else num_rows / max(1, min(num_experts, num_rows))
     table, shared_bytes = _table_of(weights_format, device)
     tiles = next(tiles for largest, tiles in table if mean_rows <= largest)
     if shared_bytes is None:

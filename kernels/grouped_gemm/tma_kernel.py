@@ -8,6 +8,7 @@ P rows (pairs), N output columns, K reduced.
 import triton
 import triton.language as tl
 
+from kernels.dependent import let_next_in, wait_for_inputs
 from kernels.grouped_gemm.expert_kernels import rows_of_block, store_block, tile_of_program
 
 
@@ -21,7 +22,7 @@ def tma_expert_kernel(
     scaling: tl.constexpr, has_bias: tl.constexpr, has_weights: tl.constexpr, has_order: tl.constexpr,
     a_is_desc: tl.constexpr, widen: tl.constexpr,
     block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr, group_m: tl.constexpr,
-    num_stages: tl.constexpr,
+    num_stages: tl.constexpr, dependent: tl.constexpr,
 ):  # fmt: skip
     """BF16 or E4M3 weights by rows of the same type; ``scaling`` as in ``dense_expert_kernel``, a block's scale holding
     for all of a tile's gate (or up) columns.
@@ -31,6 +32,7 @@ def tma_expert_kernel(
     gather from. Torch twin: ``kernels.moe.moe_layer`` with backend torch. Example: x = [[1, 2]], w = [[[1, 1]]]: [[3]].
     """
     row_block, column_block = tile_of_program(num_blocks, (n_size + block_n - 1) // block_n, group_m)
+    wait_for_inputs(dependent)
     expert = tl.load(experts_ptr + row_block)
     if (expert < 0) | (expert >= num_experts):
         return
@@ -86,6 +88,7 @@ def tma_expert_kernel(
         else:
             acc = tl.dot(x, tl.trans(w), acc)
 
+    let_next_in(dependent)
     columns = column_block * block_n + tl.arange(0, block_n)
     wanted = columns < n_size
     if gated:

@@ -87,6 +87,17 @@ def descriptor_case(precision):
     return out | {"taken": len(taken)}
 
 
+def codes_case():
+    """Whether gemm1 that stores codes gives the layer that a quantiser of its own gives, by tokens, to the bit."""
+    same = {}
+    for tokens, num_experts in ((1, 24), (9, 5)):
+        x, ids, weights, experts = make("fp8_block", tokens, num_experts, 4, 128, 256)
+        second = Tile(16, 64, 128, 4, 3, 1, True)
+        apart, fused = (LayerTiles(Tile(16, columns, 128, 4, 3, 1, True), second) for columns in (64, 128))
+        same[tokens] = torch.equal(*(fused_layer(x, ids, weights, experts, tiles=tiles) for tiles in (apart, fused)))
+    return same
+
+
 def mlp_case(precision):
     """Rows in expert order; the rows past the last offset come back as zeros."""
     _, _, _, experts = make(precision, 1, 3, 1, 48, 32)
@@ -135,6 +146,7 @@ def main() -> None:
                     precision: descriptor_case(precision) for precision in ("bf16", "fp8_block", "fp8_row")
                 },
                 "mlp": {precision: mlp_case(precision) for precision in ("bf16", "fp8_block", "nvfp4_w4a16")},
+                "codes": codes_case(),
                 "shared": shared_case(),
                 "plan": {str((*case, block)): plan_case(*case, block) for case in plans for block in (16, 64)},
                 "no tokens": list(moe_layer(*make("bf16", 0, 4, 2, 32, 16), backend="triton").shape),

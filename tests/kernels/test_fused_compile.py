@@ -161,3 +161,18 @@ def test_rows_are_brought_to_bf16_without_fp8_hardware(capability):
         constexprs |= {"paired": True, "block_rows": 16} | ({} if encoded else {"scale_ptr": None})
         types |= {"scale_ptr": "*u8"} if encoded else {}
         assert compile_kernel(mx_rows_kernel, signature=types, constexprs=constexprs, capability=capability).ptx
+
+
+@pytest.mark.parametrize(("capability", "waits"), [(80, False), (90, True)])
+def test_kernels_wait_for_their_inputs_where_they_start_early(capability, waits):
+    """One wait, before anything is loaded that a kernel before may have written, and the next kernel let in after."""
+    tile = Tile(16, 64, 64, 4, 3, 1)
+    built = compile_expert_gemm(
+        "bf16", capability=capability, tile=tile, gated=False, n_size=256, k_size=256, direct=True
+    )
+    order = [word for word in ("prefetch.global.L2", "griddepcontrol.wait", "griddepcontrol.launch_dependents")
+             if word in built.ptx]  # fmt: skip
+    assert bool(order) == waits
+    if waits:
+        assert built.ptx.count("griddepcontrol.wait") == 1
+        assert sorted(order, key=built.ptx.index) == order

@@ -54,6 +54,10 @@ def test_descriptors_give_the_same_layer(results, precision, taken):
         assert distance <= allowed, name
 
 
+def test_codes_stored_by_gemm1_are_those_of_the_quantiser(results):
+    assert results["codes"] == {"1": True, "9": True}
+
+
 def test_rows_in_expert_order_and_past_the_last_offset(results):
     for precision, found in results["mlp"].items():
         assert found["distance"] <= 2 * FORMATS["bf16"].tolerance + FORMATS[RECIPES[precision].activations].tolerance

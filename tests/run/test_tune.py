@@ -7,7 +7,7 @@ import torch
 
 from kernels.grouped_gemm.tiles import Tile
 from workbench.cli.main import main
-from workbench.run.tune import choose_pair, render_table, require_gpu, write_table
+from workbench.run.tune import choose_layer, choose_pair, render_table, require_gpu, write_table
 
 WIDE, NARROW, SMALL = Tile(64, 128, 64, 4, 3, 1), Tile(64, 64, 64, 4, 3, 1), Tile(16, 64, 64, 4, 3, 1)
 
@@ -25,6 +25,11 @@ def test_a_tile_that_failed_on_one_size_is_not_chosen():
     assert choose_pair(first, {(64, NARROW): [5.0, 0.5]})[1] == NARROW
     with pytest.raises(ValueError, match="no pair of tiles"):
         choose_pair(first, {(16, SMALL): [1.0, 1.0]})
+
+
+def test_layers_are_chosen_whole_and_of_those_that_ran_on_every_size():
+    layers = {(WIDE, NARROW): [4.0, 1.0], (NARROW, NARROW): [1.0], (NARROW, WIDE): [3.0, 1.0]}
+    assert choose_layer(layers)[1:] == (NARROW, WIDE)
 
 
 def test_table_is_a_module_that_reads_back(tmp_path):

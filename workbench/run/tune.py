@@ -1,9 +1,11 @@
 """Choose the tiles of the fused layer by measuring them on this GPU, and write them down as a table.
 
 E experts, K top-k, T tokens. Every candidate runs in a CUDA graph over warm caches, on three models' layer sizes; a
-class of mean rows an expert takes the pair with the least geometric mean of gemm1 + gemm2 over them.
+class of mean rows an expert takes the pair with the least geometric mean of gemm1 + gemm2 over them. The class of 0
+rows is that of one token, whose pairs are not sorted: there whole layers are timed, as the kernels of one overlap.
 """
 
+import itertools
 import math
 import multiprocessing
 import os
@@ -17,22 +19,19 @@ from typing import Any
 
 import torch
 
-from kernels.activation import Activation
 from kernels.backend import FUSED_CAPABILITY, triton_unsupported
 from kernels.grouped_gemm.candidates import candidates
-from kernels.grouped_gemm.tiles import Tile
-from kernels.moe import ExpertWeights, prepare_weights
+from kernels.grouped_gemm.tiles import LayerTiles, Tile
+from kernels.moe import ExpertWeights
 from kernels.recipes import RECIPES
+from workbench.run.tune_calls import PRECISIONS, Size, gemm_calls, make_experts, time_us
 
-PRECISIONS = {"bf16": "bf16", "e4m3_block": "fp8_block", "mxfp8": "mxfp8", "mxfp4": "mxfp4_w4a16",
-              "nvfp4": "nvfp4_w4a16"}  # fmt: skip
-"""Weight format -> the precision that it is tuned in."""
 SIZES = ((7168, 2048, 8, False), (4096, 1536, 8, False), (2880, 2880, 4, True))
 """(hidden, intermediate, top-k, gpt-oss's activation and biases) of DeepSeek-V3, Qwen3-235B and gpt-oss."""
 NUM_EXPERTS, FEW_EXPERTS = 64, 8
-Size = tuple[int, int, int, bool]
-MEAN_ROWS = (1, 4, 16, 32, 64, 128, 256, 512)
+MEAN_ROWS = (0, 1, 4, 16, 32, 64, 128, 256, 512)
 Times = dict[tuple[int, Tile], list[float]]
+Pair = tuple[Tile, Tile]
 
 
 def require_gpu() -> tuple[str, tuple[int, int]]:
@@ -84,16 +83,18 @@ def _versions() -> dict[str, str]:
 
 
 def _tune_format(weights_format: str, say: Callable[[str], None]) -> list[tuple[Any, ...]]:
-    measured: dict[int, tuple[Times, Times]] = {rows: ({}, {}) for rows in MEAN_ROWS}
+    measured: dict[int, tuple[Times, Times]] = {rows: ({}, {}) for rows in MEAN_ROWS[1:]}
+    layers: dict[Pair, list[float]] = {}
     for size in SIZES:
-        experts = _experts(weights_format, size, num_experts=NUM_EXPERTS)
+        experts = make_experts(weights_format, size, num_experts=NUM_EXPERTS)
+        _measure_layers(experts, layers, top_k=size[2])
         for mean_rows, times in measured.items():
             _measure(experts, mean_rows, times, top_k=size[2])
         del experts
         torch.cuda.empty_cache()
     rows: list[tuple[Any, ...]] = []
     for at, mean_rows in enumerate(MEAN_ROWS):
-        us, first, second = choose_pair(*measured[mean_rows])
+        us, first, second = choose_pair(*measured[mean_rows]) if mean_rows else choose_layer(layers)
         last = at == len(MEAN_ROWS) - 1
         upto = math.inf if last else round(math.sqrt(mean_rows * MEAN_ROWS[at + 1]), 1)
         pair = (astuple(first), astuple(second))
@@ -117,92 +118,56 @@ def choose_pair(first: Times, second: Times) -> tuple[float, Tile, Tile]:
     return min(pairs, key=lambda pair: pair[0])
 
 
-def _experts(weights_format: str, size: Size, *, num_experts: int) -> ExpertWeights:
-    hidden, width, _, gpt_oss = size
-    generator = torch.Generator("cuda").manual_seed(1)
-
-    def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, device="cuda", dtype=torch.bfloat16).mul_(scale)
-
-    biases = {}
-    if gpt_oss:
-        biases = {"bias13": normal(num_experts, 2 * width), "bias2": normal(num_experts, hidden)}
-    return prepare_weights(
-        normal(num_experts, 2 * width, hidden, scale=hidden**-0.5),
-        normal(num_experts, hidden, width, scale=width**-0.5),
-        precision=PRECISIONS[weights_format],
-        activation=Activation("clamped_swiglu", interleaved=True) if gpt_oss else Activation(),
-        **biases,
-    )
-
-
-def _steps(experts: ExpertWeights, mean_rows: int, *, top_k: int) -> Callable[[int, Tile], Callable[[], Any]]:
-    """``(1 or 2, tile) -> call`` of gemm1 or gemm2 on routed random tokens."""
-    from kernels.fused import quantise_middle, quantise_tokens
-    from kernels.grouped_gemm.expert_gemm import expert_gemm
-    from kernels.triton_permute import plan_pairs
-
-    num_experts, num_tokens = experts.num_experts, max(1, mean_rows * experts.num_experts // top_k)
-    generator = torch.Generator("cuda").manual_seed(mean_rows)
-    scores = torch.rand(num_tokens, num_experts, generator=generator, device="cuda")
-    weights, ids = scores.topk(top_k, dim=1)
-    hidden, width = experts.w2.shape[1:]
-    inputs = [torch.randn(n, c, device="cuda").bfloat16() for n, c in ((num_tokens, hidden), (ids.numel(), width))]
-    x, h = quantise_tokens(inputs[0], experts), quantise_middle(inputs[1], experts)
-    w13, w2 = (experts.packed13, experts.packed2) if experts.is_packed else (experts.w13, experts.w2)
-
-    def step(which: int, tile: Tile) -> Callable[[], Any]:
-        plan = plan_pairs(ids.int(), num_experts, block_m=tile.block_m)
-        call = {"num_rows": ids.numel()}
-        if which == 1:
-            call |= {"top_k": top_k, "activation": experts.activation, "bias_EN": experts.bias13}
-            return lambda: expert_gemm(x, w13, plan, tile, **call)
-        call |= {"bias_EN": experts.bias2, "weights_P": weights.reshape(-1)}
-        return lambda: expert_gemm(h, w2, plan, tile, **call)
-
-    return step
+def choose_layer(layers: dict[Pair, list[float]]) -> tuple[float, Tile, Tile]:
+    """As ``choose_pair``, of layers timed whole."""
+    most = max(map(len, layers.values()))
+    whole = [(statistics.geometric_mean(times), *pair) for pair, times in layers.items() if len(times) == most]
+    return min(whole, key=lambda found: found[0])
 
 
 def _measure(experts: ExpertWeights, mean_rows: int, times: tuple[Times, Times], *, top_k: int) -> None:
     from triton.runtime.errors import OutOfResources
 
-    step = _steps(experts, mean_rows, top_k=top_k)
+    step = gemm_calls(experts, mean_rows, top_k=top_k)
     for which, tiles in enumerate(candidates(experts.w13.format, mean_rows), 1):
         for tile in tiles:
             try:
-                us = _time_us(step(which, tile), repeats=20 if mean_rows <= 16 else 5)
+                us = time_us(step(which, tile), repeats=20 if mean_rows <= 16 else 5)
             except OutOfResources:
                 continue
             times[which - 1].setdefault((tile.block_m, tile), []).append(us)
 
 
-def _time_us(step: Callable[[], Any], *, repeats: int) -> float:
-    """Median microseconds of a call over replays of a graph of ``repeats`` calls."""
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(repeats):
-            step()
-    samples = []
-    for replay in range(4):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        samples += [1e3 * start.elapsed_time(end) / repeats] if replay else []
-    return statistics.median(samples)
+def _measure_layers(experts: ExpertWeights, layers: dict[Pair, list[float]], *, top_k: int) -> None:
+    """Layers of one token, each of a graph with experts of its own, as few experts would stay in the cache."""
+    from triton.runtime.errors import OutOfResources
+
+    from kernels.fused import fused_layer
+
+    hidden = experts.w2.shape[1]
+    x_TH = torch.randn(1, hidden, device="cuda").bfloat16()
+    weights_TK = torch.rand(1, top_k, device="cuda")
+    turns = itertools.cycle(torch.arange(experts.num_experts, dtype=torch.int32, device="cuda").view(-1, 1, top_k))
+    for pair in itertools.product(*candidates(experts.w13.format, 0)):
+        tiles = LayerTiles(*pair)
+        try:
+            us = time_us(
+                lambda tiles=tiles: fused_layer(x_TH, next(turns), weights_TK, experts, tiles=tiles), repeats=8
+            )
+        except OutOfResources:
+            continue
+        layers.setdefault(pair, []).append(us)
 
 
 def compile_ahead(formats: Iterable[str]) -> None:
     """Compile every candidate in processes of their own into Triton's cache; the measuring then finds them there."""
     jobs = [
-        (weights_format, size, which, tile)
+        (weights_format, size, rows, which, tile)
         for weights_format in formats
         for size in SIZES
+        for rows, classes in ((0, MEAN_ROWS[:1]), (FEW_EXPERTS, MEAN_ROWS[1:]))
         for which in (1, 2)
-        for tile in dict.fromkeys(t for rows in MEAN_ROWS for t in candidates(weights_format, rows)[which - 1])
+        for tile in dict.fromkeys(t for mean in classes for t in candidates(weights_format, mean)[which - 1])
     ]
     workers = max(1, min((os.cpu_count() or 1) - 1, 16))
     context = multiprocessing.get_context("spawn")
@@ -213,17 +178,17 @@ def compile_ahead(formats: Iterable[str]) -> None:
         process.join()
 
 
-def _compile(jobs: list[tuple[str, Size, int, Tile]]) -> None:
+def _compile(jobs: list[tuple[str, Size, int, int, Tile]]) -> None:
     from triton.runtime.errors import OutOfResources
 
     made: dict[Any, Callable[[int, Tile], Callable[[], Any]]] = {}
-    for weights_format, size, which, tile in jobs:
-        if (weights_format, size) not in made:
+    for weights_format, size, rows, which, tile in jobs:
+        if (weights_format, size, rows) not in made:
             # What a kernel is compiled for does not depend on the number of experts.
-            experts = _experts(weights_format, size, num_experts=FEW_EXPERTS)
-            made[weights_format, size] = _steps(experts, FEW_EXPERTS, top_k=size[2])
+            experts = make_experts(weights_format, size, num_experts=FEW_EXPERTS)
+            made[weights_format, size, rows] = gemm_calls(experts, rows, top_k=size[2])
         try:
-            made[weights_format, size](which, tile)()
+            made[weights_format, size, rows](which, tile)()
         except OutOfResources:
             continue
     torch.cuda.synchronize()
