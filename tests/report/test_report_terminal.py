@@ -172,6 +172,8 @@ def test_the_best_of_a_setting_is_marked_where_the_figures_are_apart(tmp_path):
     assert "60 us *" in text
     assert text.count(" *") == 1
     assert "* fastest of its setting" in text
+    wide = frame.assign(band_low_us=frame["latency_us"] * 0.7, band_high_us=frame["latency_us"] * 1.3)
+    assert not best_cells(wide).any()
     three = [h200(precision=precision) for precision in ("bf16", "fp8_block", "nvfp4_w4a16")]
     times = (100.0, 60.0, 50.0)
     frame, samples = stored(

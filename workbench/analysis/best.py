@@ -14,8 +14,9 @@ GIVEN = (
 def best_cells(cells: pd.DataFrame) -> pd.Series:
     """True for each ``ok`` cell that is faster than every other with the same question, on the index of ``cells``.
 
-    Measured cells must be faster by their whole 95% interval, on a cpu by 1.75x besides, and there precisions are
-    never ranked; simulated ones by the minimum effect. A cell that stands alone is not the best of anything.
+    Measured cells must be ahead by their whole 95% interval, simulated ones by their error band, and all by the
+    minimum effect; on a cpu by 1.75x, and there precisions are never ranked. A cell that stands alone is not the best
+    of anything.
     """
     best = pd.Series(False, index=cells.index)
     known = cells[(cells["status"] == "ok") & cells["latency_us"].notna()]
@@ -35,8 +36,10 @@ def best_cells(cells: pd.DataFrame) -> pd.Series:
 def _first(group: pd.DataFrame, *, noisy: bool) -> object | None:
     """The index of the row that is ahead of all others, None when that cannot be told."""
     latency = group["latency_us"].astype(float)
-    low = group["latency_ci_low_us"].astype(float).fillna(latency)
-    high = group["latency_ci_high_us"].astype(float).fillna(latency)
+    low, high = (
+        group[f"latency_ci_{end}_us"].astype(float).fillna(group[f"band_{end}_us"].astype(float)).fillna(latency)
+        for end in ("low", "high")
+    )
     first = latency.idxmin()
     margin = 1 + (NOISY_EFFECT if noisy else MIN_EFFECT)
     others = low.drop(index=first)
