@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.workload.factory import GROUPED, make_cell
 from workbench.balance import history
-from workbench.balance.history import HISTORY_STEPS, history_loads, placed_before, placement_flags
+from workbench.balance.history import HISTORY_STEPS, history_loads, placed_before, placement_flags, recent_loads
 from workbench.balance.placement import expert_map_of, to_slots
 from workbench.spec.dispatch import Balance, Placement
 from workbench.spec.workload import Workload
@@ -37,6 +37,10 @@ def test_no_judged_step_places(monkeypatch):
     monkeypatch.setattr(history, "route_all", spy)
     placed_before(placed("eplb", steps=3), layer=2)
     assert asked == [(2, step) for step in range(3, 3 + HISTORY_STEPS)]
+    asked.clear()
+    recent_loads(placed("eplb", steps=2))
+    recent_loads(placed("eplb", steps=7))
+    assert asked == [(0, step) for step in (0, 1, 3, 4, 5, 6)]
     asked.clear()
     placed_before(placed("linear"))
     assert asked == []

@@ -28,9 +28,18 @@ _MAX_LOGITS = 1 << 19  # drawn for each of the steps; more tokens are sampled
 
 def history_loads(cell: Cell, *, layer: int = 0) -> np.ndarray:
     """Tokens per expert, int64 [E], of the steps that place; of large batches a sample."""
+    return _loads_of(cell, range(cell.workload.steps, cell.workload.steps + HISTORY_STEPS), layer)
+
+
+def recent_loads(cell: Cell, *, layer: int = 0) -> np.ndarray:
+    """As ``history_loads``, of the last judged steps: what a rebalance after them would place by."""
+    return _loads_of(cell, range(max(0, cell.workload.steps - HISTORY_STEPS), cell.workload.steps), layer)
+
+
+def _loads_of(cell: Cell, steps: range, layer: int) -> np.ndarray:
     tokens = max(1, _MAX_LOGITS // (cell.ep * cell.model.num_experts))
-    first, loads, steer = cell.workload.steps, np.zeros(cell.model.num_experts, np.int64), reached(cell, layer=layer)
-    for step in range(first, first + HISTORY_STEPS):
+    loads, steer = np.zeros(cell.model.num_experts, np.int64), reached(cell, layer=layer)
+    for step in steps:
         loads += slot_counts(route_all(cell, layer=layer, step=step, max_tokens=tokens, steer=steer).ids, loads.size)
     return loads
 

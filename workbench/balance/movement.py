@@ -95,21 +95,21 @@ def movement_us(movement: Movement, hardware: Hardware, *, expert_tp: int = 1) -
 
     Each rank sends and receives at its full rate at once, both classes of link too, so the time is the largest of
     bytes over rate over ranks, directions and classes, plus one latency of that class. On a mesh each pair of ranks
-    has its own link. ``expert_tp``: GPUs that share a rank's experts and move their parts side by side.
+    has its own link; what ranks of a node share (``node_gb_per_s``) carries the bytes of all of them. ``expert_tp``:
+    GPUs that share a rank's experts and move their parts side by side.
     """
-    up, out = hardware.scale_up, hardware.scale_out
-    out_gb_per_s = out.gb_per_s / out.oversubscription
-    rates = {"scale_up": (up.gb_per_s, up.latency_us), "scale_out": (out_gb_per_s, out.latency_us)}
-    times = [0.0]
-    for link, parts in movement.rank_bytes().items():
-        most = max(int(part.max(initial=0)) for part in parts)
-        if most:
-            gb_per_s, latency_us = rates[link]
-            times.append(latency_us + _us(most / expert_tp, gb_per_s))
+    up, out, moved = hardware.scale_up, hardware.scale_out, movement.rank_bytes()
+    narrowed = max(1.0, out.oversubscription)
+    loads = [(up.latency_us, part / expert_tp, up.gb_per_s) for part in moved["scale_up"]]
+    loads += [(out.latency_us, part / expert_tp, out.gb_per_s / narrowed) for part in moved["scale_out"]]
+    if out.node_gb_per_s:
+        nodes = np.arange(len(movement.bytes_RR)) // movement.ranks_per_node
+        of_nodes = [np.bincount(nodes, part) for part in moved["scale_out"]]
+        loads += [(out.latency_us, part, out.node_gb_per_s / narrowed) for part in of_nodes]
     if up.topology == "mesh" and up.per_peer_gb_per_s:
-        pair = np.where(_same_node(len(movement.bytes_RR), movement.ranks_per_node), movement.bytes_RR, 0).max()
-        times.append(up.latency_us + _us(pair / expert_tp, up.per_peer_gb_per_s) if pair else 0.0)
-    return max(times)
+        inside = np.where(_same_node(len(movement.bytes_RR), movement.ranks_per_node), movement.bytes_RR, 0)
+        loads.append((up.latency_us, inside / expert_tp, up.per_peer_gb_per_s))
+    return max(latency_us + _us(part.max(), rate) if part.any() else 0.0 for latency_us, part, rate in loads)
 
 
 def amortised_steps(cost_us: float, *, before_us: float, after_us: float) -> int | None:

@@ -18,6 +18,8 @@ FLAG_WORDS = {
     "placed_on_judged_steps": "the trace has no other steps, so experts were placed by the loads they are judged on",
     "transferred_from": "no kernel was timed on this GPU: the figure is that of {} by the peaks of both",
     "unvalidated_hardware": "no measurement of this GPU, or of one like it, has checked this figure",
+    "rebalance_experts": "placed anew by the loads of these steps, {} experts of a layer would move",
+    "rebalance_us": "placed anew by the loads of these steps, a layer's experts would need {} us to move",
     "virtual_nodes": "nodes are virtual: their ranks share one host",
 }
 ASIDES = {
@@ -26,7 +28,7 @@ ASIDES = {
     "sampled_layers": "routing was drawn for the first layers, which stand for the others",
     "sampled_steps": "routing was drawn for the first steps, which stand for the others",
     "eplb": "eplb placed the experts in its {} way",
-    "trained_steps": "the router was balanced over {} steps before the one that is priced",
+    "trained_steps": "the router was balanced over {} steps before the one that is judged",
     "band_of_expert_stages": "the band is that of the expert stages; messages and other stages have none in it",
     "conversion_ms": "the weights were converted for this kernel beforehand",
 }

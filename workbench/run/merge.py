@@ -17,6 +17,7 @@ from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
 from workbench.run.merged_bytes import above_link, bandwidth_fields, byte_fields, leg_fields
 from workbench.run.merged_tables import table_rows
+from workbench.run.rebalance import rebalance_flags
 from workbench.run.report import PEER_FAILED, RankReport
 from workbench.simulate.compute import above_peak, rates_of
 from workbench.spec.record import Outcome, Record
@@ -195,7 +196,7 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
 
 def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) -> str | None:
     flags = sorted({flag for report in reports for flag in report.flags})
-    flags += [*trace_flags(cell), *placement_flags(cell), *training_flags(cell)]
+    flags += [*trace_flags(cell), *placement_flags(cell), *training_flags(cell), *rebalance_flags(cell)]
     if cell.model is not None and len(reports) < cell.ep:
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
     hidden = hidden_us(cell, reports)

@@ -16,6 +16,7 @@ from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
 from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
+from workbench.run.rebalance import rebalance_flags
 from workbench.run.simulated_tables import link_rows, load_rows, memory_rows, stage_rows
 from workbench.simulate.compute import above_peak, expert_flops, rates_of
 from workbench.simulate.experts import Choice
@@ -178,7 +179,7 @@ def flags_text(
     cell: Cell, fields: dict[str, Any], *, first: GroupTraffic, layers: list[LayerCost], num_steps: int
 ) -> str | None:
     """What a reader must know about this figure, comma separated; None when nothing."""
-    flags = [*trace_flags(cell), *placement_flags(cell)]
+    flags = [*trace_flags(cell), *placement_flags(cell), *rebalance_flags(cell)]
     if first.scale != 1.0:
         flags.append(f"sampled_tokens={first.sampled_tokens}")
     if len(layers) < cell.workload.layers:
