@@ -32,6 +32,7 @@ def test_by_precision_pairs_only_what_differs_in_nothing_else(tmp_path):
         same = ["model", "strategy", "skew", "num_gpus", "engine", "device"]
         assert old[same].tolist() == new[same].tolist()
         assert row["ratio"] == pytest.approx(new["latency_us"] / old["latency_us"], rel=0.02)
+        assert row["ratio"] == pytest.approx(row["candidate_us"] / row["baseline_us"])
     assert set(frame[frame["engine"] == "simulate"]["judged_by"]) == {"value"}
     assert set(frame[frame["engine"] == "measure"]["judged_by"]) == {"repeats"}
     assert set(frame[frame["device"] == "cuda"]["verdict"]) == {"faster"}

@@ -72,7 +72,8 @@ class Verdict:
     """``ratio`` is candidate over baseline, so below 1 is faster; ``method`` is repeats, samples, value or none.
 
     ``p_value`` is Mann-Whitney's, ``q_value`` the share of false discoveries among those as sure as this one, and
-    ``repeats`` the fewer of the two sides.
+    ``repeats`` the fewer of the two sides. ``candidate_us`` and ``baseline_us`` are the times that ``ratio`` is of:
+    geometric means over the repeats' medians.
     """
 
     word: Word
@@ -85,6 +86,8 @@ class Verdict:
     q_value: float | None = None
     spread: float | None = None
     repeats: int | None = None
+    candidate_us: float | None = None
+    baseline_us: float | None = None
 
 
 def judge(candidate: Side, baseline: Side, *, floors: Mapping[str, float] | None = None) -> Verdict:
@@ -101,7 +104,7 @@ def judge_all(pairs: Sequence[Pair], *, floors: Mapping[str, float] | None = Non
     q_values = false_discovery([each.p_value for each in contrasts.values()])
     for place, q_value in zip(open_places, q_values, strict=True):
         candidate, baseline = pairs[place]
-        found = _found(candidate, baseline, contrasts[place], float(q_value))
+        found = _found(candidate, baseline, float(q_value))
         verdicts[place] = _by_repeats(found, contrasts[place], candidate.device, floors or {})
     return [verdict for verdict in verdicts if verdict is not None]
 
@@ -150,28 +153,30 @@ def _too_few(candidate: Side, baseline: Side) -> Verdict | None:
         reason = f"only {fewest} sample{'s' * (fewest != 1)} a repeat, {MIN_SAMPLES} are needed"
     else:
         reason = f"{repeats} repeat a side, {MIN_REPEATS} are needed: measure with --repeats 3, or merge runs"
-    found = _found(candidate, baseline, None, None)
+    found = _found(candidate, baseline, None)
     return replace(found, reason=reason, method="samples")
 
 
-def _found(candidate: Side, baseline: Side, between: Contrast | None, q_value: float | None) -> Verdict:
+def _found(candidate: Side, baseline: Side, q_value: float | None) -> Verdict:
     """The figures of a pair, without a word yet."""
     new, old = candidate.series, baseline.series
     assert new is not None
     assert old is not None
     low, high = ratio_interval(new, old)
-    log_ratio = between.log_ratio if between else float(new.log_medians().mean() - old.log_medians().mean())
+    candidate_us, baseline_us = (float(np.exp(series.log_medians().mean())) for series in (new, old))
     return Verdict(
         word="unclear",
         reason="",
         method="repeats",
-        ratio=float(np.exp(log_ratio)),
+        ratio=candidate_us / baseline_us,
         ratio_low=low,
         ratio_high=high,
         p_value=rank_p_value(new.us, old.us),
         q_value=q_value,
         spread=max(own_spread(new), own_spread(old)),
         repeats=min(candidate.num_repeats, baseline.num_repeats),
+        candidate_us=candidate_us,
+        baseline_us=baseline_us,
     )
 
 
