@@ -26,7 +26,8 @@ demo: $(STAMP)
 	@echo "dashboard  make dashboard"
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/pytest -m alone
 
 dashboard: $(STAMP)
 	$(BIN)/moe-workbench dashboard --results $(RESULTS)
