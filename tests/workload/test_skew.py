@@ -13,6 +13,7 @@ from workbench.workload.inclusion import inclusion, logs_of_loads
 from workbench.workload.loads import slot_counts
 from workbench.workload.logits import token_topics, topic_popularity
 from workbench.workload.skew import SKEWS, Crowd, log_popularity, popularity
+from workbench.workload.source import skew_flags
 from workbench.workload.traffic import rank_logits, route_all
 
 CLOSE = 0.02
@@ -85,6 +86,24 @@ def test_routed_loads_follow_the_power_law(alpha):
 def test_lognormal_meets_its_maximum_over_mean(target):
     got = loads({"kind": "lognormal", "max_over_mean": target})
     assert got.max() / got.mean() == pytest.approx(target, rel=CLOSE)
+
+
+NARROW = {"kind": "softmax_group", "num_groups": 8, "topk_group": 2}
+
+
+@pytest.mark.parametrize(("router", "reached"), [("softmax_topk", 3.5), ("sigmoid_topk", 3.5), (GROUPED, 3.5),
+                                                  (NARROW, 2.96)])  # fmt: skip
+def test_the_named_load_is_that_of_a_gate_over_all_experts_and_others_are_told(router, reached):
+    """One traffic for all gates. Of those that leave groups out some bend the load by little, others by much."""
+    skew = {"kind": "lognormal", "max_over_mean": 3.5}
+    cell = make_cell(tokens=50_000, experts=32, top_k=4, skew=skew, router=router)
+    got = slot_counts(route_all(cell).ids, 32)
+    assert got.max() / got.mean() == pytest.approx(reached, rel=CLOSE)
+    assert skew_flags(cell) == (["loads_bent_by_groups"] if router in (GROUPED, NARROW) else [])
+    bare = make_cell(tokens=50_000, experts=32, top_k=4, skew=skew)
+    np.testing.assert_array_equal(rank_logits(cell, rank=1), rank_logits(bare, rank=1))
+    assert skew_flags(make_cell(skew={"kind": "zipf", "alpha": 1.0}, router=router)) == []
+    assert skew_flags(make_cell(skew="power_law", router=router)) == skew_flags(cell)
 
 
 def test_lognormal_has_its_sigma():

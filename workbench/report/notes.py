@@ -27,6 +27,7 @@ ASIDES = {
     "sampled_tokens": "routing was drawn for part of the tokens, and scaled up",
     "sampled_layers": "routing was drawn for the first layers, which stand for the others",
     "sampled_steps": "routing was drawn for the first steps, which stand for the others",
+    "loads_bent_by_groups": "the router leaves out groups of experts, which bends the loads that the skew names",
     "eplb": "eplb placed the experts in its {} way",
     "trained_steps": "the router was balanced over {} steps before the one that is judged",
     "band_of_expert_stages": "the band is that of the expert stages; messages and other stages have none in it",

@@ -24,6 +24,7 @@ from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import AllToAllScope, Cell
 from workbench.workload.loads import load_stats
 from workbench.workload.recording import trace_flags
+from workbench.workload.source import skew_flags
 from workbench.workload.sources import source_tokens
 
 METHOD = "measured"
@@ -196,7 +197,8 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
 
 def _flags(cell: Cell, reports: Sequence[RankReport], fields: dict[str, Any]) -> str | None:
     flags = sorted({flag for report in reports for flag in report.flags})
-    flags += [*trace_flags(cell), *placement_flags(cell), *training_flags(cell), *rebalance_flags(cell)]
+    flags += [*trace_flags(cell), *skew_flags(cell), *placement_flags(cell)]
+    flags += [*training_flags(cell), *rebalance_flags(cell)]
     if cell.model is not None and len(reports) < cell.ep:
         flags.append("ranks=" + "+".join(str(report.rank) for report in reports))
     hidden = hidden_us(cell, reports)

@@ -28,6 +28,7 @@ from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import Cell
 from workbench.workload.loads import load_stats
 from workbench.workload.recording import trace_flags
+from workbench.workload.source import skew_flags
 from workbench.workload.sources import source_tokens
 
 SECONDS_PER_HOUR = 3600
@@ -179,7 +180,7 @@ def flags_text(
     cell: Cell, fields: dict[str, Any], *, first: GroupTraffic, layers: list[LayerCost], num_steps: int
 ) -> str | None:
     """What a reader must know about this figure, comma separated; None when nothing."""
-    flags = [*trace_flags(cell), *placement_flags(cell), *rebalance_flags(cell)]
+    flags = [*trace_flags(cell), *skew_flags(cell), *placement_flags(cell), *rebalance_flags(cell)]
     if first.scale != 1.0:
         flags.append(f"sampled_tokens={first.sampled_tokens}")
     if len(layers) < cell.workload.layers:

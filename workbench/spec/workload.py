@@ -29,7 +29,7 @@ class Balanced(Frozen):
 
 
 class PowerLaw(Frozen):
-    """Expert popularity drawn by inverse CDF of a power law with exponent ``alpha``."""
+    """Loads of experts drawn by inverse CDF of a power law with exponent ``alpha``, for a gate over all experts."""
 
     kind: Literal["power_law"] = "power_law"
     alpha: Positive = 1.01
@@ -43,7 +43,11 @@ class Zipf(Frozen):
 
 
 class Lognormal(Frozen):
-    """Log-normal popularity; ``max_over_mean`` bisects sigma to a target expert load instead."""
+    """Log-normal popularity with the standard deviation ``sigma`` of its logarithm.
+
+    ``max_over_mean`` instead bisects sigma until the most loaded expert is to get that many times the tokens of the
+    mean one, for a gate over all experts; one that leaves groups out bends that.
+    """
 
     kind: Literal["lognormal"] = "lognormal"
     sigma: NonNegativeReal = 1.0
@@ -51,7 +55,7 @@ class Lognormal(Frozen):
 
 
 class HotRank(Frozen):
-    """The experts of one rank draw ``factor`` times the tokens of another rank's."""
+    """The experts of one rank draw ``factor`` times the tokens of another rank's, through the model's own gate."""
 
     kind: Literal["hot_rank"] = "hot_rank"
     factor: Positive = 4.0

@@ -1,9 +1,15 @@
 """How popular each expert is: one log popularity per expert, shared by all ranks of one (seed, layer).
 
 Top-k of log popularity plus Gumbel noise draws k experts without replacement, each time in proportion to the
-popularity of those left. Skews that promise loads (power_law, lognormal with max_over_mean, hot_rank,
-rotating_hot_rank, counts of a trace) are turned into popularity by ``inclusion``. Gates that leave out groups bend
-loads further: for hot ranks the model's own is allowed for (``grouped``), other kinds give way to it.
+popularity of those left. Skews that promise loads are turned into popularity by ``inclusion``: power_law (its drawn
+loads), lognormal with max_over_mean (most over mean tokens of an expert), hot_rank and rotating_hot_rank (tokens of the
+rank over another's), counts of a trace. Zipf, drift and lognormal with sigma name popularities and promise no load.
+
+What is promised holds, to within 2% and the noise of what is drawn, for a router that takes the k largest logits of all
+experts. A gate that leaves groups out takes its tokens' k from fewer, and bends loads: for hot ranks the model's own
+gate is allowed for (``grouped``), so that they get their factor through it as well; the loads of power_law, lognormal
+and counts are bent, by the more the fewer experts the kept groups hold. lognormal's max_over_mean 4 becomes 3.9 under
+DeepSeek-V3's gate (4 of 8 groups, 8 of 256 experts) and 3.6 with 64 experts; ``source.skew_flags`` tells.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ import numpy as np
 from workbench.spec.errors import Unsupported
 from workbench.spec.router import ExpertChoice, Router
 from workbench.spec.scenario import Cell
-from workbench.spec.workload import Skew, Sources
+from workbench.spec.workload import Lognormal, PowerLaw, Skew, Sources
 from workbench.workload.grouped import limits_groups
 from workbench.workload.logits import Batch
 from workbench.workload.skew import Crowd
@@ -66,6 +66,15 @@ def cell_router(cell: Cell) -> Router:
     if cell.model is None:
         raise ValueError(f"scope {cell.scope.kind}: a cell without a model has no router")
     return cell.model.router if cell.router.kind == "model" else cell.router
+
+
+def skew_flags(cell: Cell) -> list[str]:
+    """``loads_bent_by_groups`` where the router leaves out groups of experts, and the skew names loads without them."""
+    if cell.model is None:
+        return []
+    skew = cell.workload.skew
+    named = isinstance(skew, PowerLaw) or (isinstance(skew, Lognormal) and skew.max_over_mean is not None)
+    return ["loads_bent_by_groups"] if named and limits_groups(cell_router(cell)) else []
 
 
 def source_of(
