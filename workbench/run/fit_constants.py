@@ -68,7 +68,7 @@ def fit_all() -> dict[str, Any]:
             "between_points": band_of_splits(inside) if kind == "own" else band(measured_over_predicted(inside)),
             "beyond_ends": band(measured_over_predicted(ends)),
         }
-        entries += _entries(rows, folds, kind=kind)
+        entries += family_entries(rows, folds, kind=kind)
     near = pd.concat([transferred(outside, *pair) for pair in NEAR])
     bands["transfer"] = {"near": band(measured_over_predicted(near)), "far": band(_far_ratio(outside))}
     return {"families": entries, "bands": bands}
@@ -96,7 +96,7 @@ def _major(hardware: str) -> str:
     return {"a": "8", "h": "9", "b": "10", "g": "10"}[hardware[0]]
 
 
-def _entries(rows: Rows, folds: pd.DataFrame, *, kind: str) -> list[dict[str, Any]]:
+def family_entries(rows: Rows, folds: pd.DataFrame, *, kind: str) -> list[dict[str, Any]]:
     entries = []
     by_family = dict(iter(folds.groupby(list(FAMILY), dropna=False)))
     everywhere = band(measured_over_predicted(folds))

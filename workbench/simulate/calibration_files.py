@@ -1,8 +1,4 @@
-"""Where constants and records lie: those that come with the package, and those that ``calibrate`` measured here.
-
-A calibration of this machine is a folder a part, ``<folder>/<hardware>/``, with ``constants.json``, ``records.parquet``
-and ``ceilings.json``, any of which may be missing; what it holds stands before the package's for that part.
-"""
+"""Constants and records: those that come with the package, and before them those that ``calibrate`` measured here."""
 
 import json
 import os
@@ -12,21 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from workbench.spec.calibration import CEILINGS, CONSTANTS, RECORDS, calibrated_parts, calibration_dir
+
+__all__ = ["CEILINGS", "CONSTANTS", "PACKAGED", "RECORDS", "calibration_dir", "read_constants", "read_records"]
+
 PACKAGED = Path(__file__).with_name("data")
-CONSTANTS, RECORDS, CEILINGS = "constants.json", "records.parquet", "ceilings.json"
-FOLDER = "MOE_WORKBENCH_CALIBRATION"
-
-
-def calibration_dir() -> Path:
-    """The folder of this machine's calibrations: what MOE_WORKBENCH_CALIBRATION names, or one in the home folder."""
-    named = os.environ.get(FOLDER)
-    return Path(named) if named else Path.home() / ".moe-workbench" / "calibration"
-
-
-def calibrated_parts() -> tuple[str, ...]:
-    """Hardware names that a calibration of this machine exists for."""
-    folder = calibration_dir()
-    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ()
 
 
 def read_constants() -> dict[str, Any]:

@@ -85,13 +85,18 @@ class Estimator:
     def band(self, *, rows_per_expert: float) -> Band:
         """Measured over estimated time: where 80% of held-out rows lay."""
         known = bands()[self.family.kind]
-        modelled = self.family.band if self.knows_shape else tuple(known["unseen_shape"])
+        modelled = self.family.band
+        if not self.knows_shape:
+            unseen = tuple(known["unseen_shape"])
+            modelled = widened(modelled, unseen) if self.family.between else unseen
         if self.transferred_from is not None:
             return widened(modelled, tuple(bands()["transfer"]["near" if self.near else "far"]))
         if self.curve is None:
             return modelled
         inside = self.curve.is_inside(log(max(rows_per_expert, 1e-9)))
-        between = tuple(known["between_points" if inside else "beyond_ends"])
+        between = self.family.between or tuple(known["between_points"])
+        if not inside:
+            between = widened(between, tuple(known["beyond_ends"]))
         return between if self.knows_ep else widened(between, modelled)
 
 

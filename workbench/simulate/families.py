@@ -22,7 +22,10 @@ Band = tuple[float, float]
 
 @dataclass(frozen=True)
 class Family:
-    """A family's constants and what they were fitted on; ``kind`` is ``own`` or ``published``."""
+    """A family's constants and what they were fitted on; ``kind`` is ``own`` or ``published``.
+
+    ``between`` is the band of its interpolated rows where it has one of its own, else that of its kind stands.
+    """
 
     hardware: str
     kernel: str
@@ -34,6 +37,7 @@ class Family:
     constants: Constants
     band: Band
     shapes: frozenset[tuple[int, ...]]
+    between: Band | None
 
 
 @cache
@@ -44,6 +48,7 @@ def _families(folder: str) -> tuple[Family, ...]:
             constants=from_list(entry["constants"]),
             band=tuple(entry["band"]),
             shapes=frozenset(tuple(shape) for shape in entry["shapes"]),
+            between=tuple(entry["between"]) if "between" in entry else None,
         )
         for entry in read_constants()["families"]
     )

@@ -10,7 +10,7 @@ from workbench.simulate.kernel_model import Constants, Peaks, Work, layer_us
 NAMES = ("launch_us", "memory", "math", "sharpness", "activations", "others", "per_expert_us")
 START = np.log([15.0, 1.35, 2.0, 2.0, 1.0, 0.3, 0.1])
 LOWEST = np.log([1.0, 0.8, 0.9, 0.1, 0.01, 1e-3, 1e-3])
-HIGHEST = np.log([400.0, 12.0, 20.0, 30.0, 30.0, 100.0, 10.0])
+HIGHEST = np.log([1e4, 12.0, 20.0, 30.0, 30.0, 100.0, 1e3])
 WIDTH = np.array([0.8, 0.5, 0.6, 0.7, 1.0, 2.0, 1.5])
 """How far, in log space, a constant may lie from START before that costs as much as an error of 1 / STIFFNESS rows."""
 STIFFNESS = 0.5

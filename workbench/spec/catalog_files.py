@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from workbench.spec.calibration import measured_ceilings
 from workbench.spec.cluster import ClusterRef, Hardware
 from workbench.spec.errors import Problem, SpecError, refuse, unknown_name
 from workbench.spec.faults import faults_of
@@ -65,8 +66,9 @@ def load_model(name: str) -> Model:
 
 @cache
 def load_hardware(name: str) -> Hardware:
-    """A part of the catalog; ``cpu`` is this machine."""
-    return _load("hardware", name, Hardware)
+    """A part of the catalog; ``cpu`` is this machine, with the ceilings that ``calibrate`` measured if it has."""
+    part = _load("hardware", name, Hardware)
+    return part.model_copy(update=measured_ceilings(name)) if part.device == "cpu" else part
 
 
 @cache
