@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.sample_run import make_cell, measured_outcome, sample_outcomes
+from tests.sample_run import make_cell, measured_outcome, sample_outcomes, write_sample_run
 from workbench.run.describe import failed
 from workbench.spec.record import COLUMNS, Outcome, Record
 from workbench.store.parts import part_numbers, part_path
@@ -193,3 +193,14 @@ def test_tables_without_any_file_are_empty_and_typed(run):
         result = read_table(run, table)
         assert len(result.frame) == 0
         assert list(result.frame.columns) == arrow_schema(table).names
+
+
+def test_rows_of_a_few_cells_are_those_of_the_whole_table(tmp_path, monkeypatch):
+    monkeypatch.setattr("workbench.store.parts.ROWS_PER_GROUP", 100)
+    run = write_sample_run(tmp_path)
+    ids = read_table(run, "cells").frame["cell_id"].tolist()[3:6]
+    for table in ("cells", "stages", "samples"):
+        whole = read_table(run, table).frame
+        few = read_table(run, table, cells=ids).frame
+        pd.testing.assert_frame_equal(few, whole[whole["cell_id"].isin(ids)].reset_index(drop=True))
+        assert len(read_table(run, table, cells=[]).frame) == 0

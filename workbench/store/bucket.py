@@ -79,11 +79,13 @@ def send_run(run_path: Path) -> None:
             target = f"{root}/{path.relative_to(run_path.parent).as_posix()}"
             files.makedirs(str(PurePosixPath(target).parent), exist_ok=True)
             files.pipe_file(target, path.read_bytes())
-        for name, (path, _) in _listed(files, root, run_path.name).items():
-            if name not in names and (run_path.parent / name).parent.is_dir() and "part-" in name:
-                files.rm_file(path)
+        there = _listed(files, root, run_path.name)
+        for name in set(there) - names:
+            if (run_path.parent / name).parent.is_dir() and "part-" in name:
+                files.rm_file(there.pop(name)[0])
     except OSError as error:
         raise ValueError(f"{origin}: cannot be written ({error}); the run is whole in {run_path}") from error
+    _learn(run_path.parent, _known(run_path.parent) | {name: stamp for name, (_, stamp) in there.items()})
 
 
 def remove_remote(run_path: Path) -> None:
@@ -145,7 +147,7 @@ def _pull(url: str, mirror: Path) -> None:
     _bring(files, {name: path for name, path in changed.items() if _is_shown(name)}, mirror)
     for folder in {mirror / PurePosixPath(name).parts[0] for name in set(known) - set(there)}:
         _drop_empty(folder)
-    write_atomically(mirror / KNOWN, to_json({name: stamp for name, (_, stamp) in there.items()}).encode("utf-8"))
+    _learn(mirror, {name: stamp for name, (_, stamp) in there.items()})
 
 
 def _is_shown(name: str) -> bool:
@@ -159,6 +161,11 @@ def _known(mirror: Path) -> dict[str, list[Any]]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
+
+
+def _learn(mirror: Path, known: Mapping[str, list[Any]]) -> None:
+    """What lies in the bucket as of now; what is known and then no longer there was taken away by somebody."""
+    write_atomically(mirror / KNOWN, to_json(known).encode("utf-8"))
 
 
 def _bring(files: "AbstractFileSystem", wanted: Mapping[str, str], mirror: Path) -> None:

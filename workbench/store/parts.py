@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from workbench.store.files import write_atomically
 from workbench.store.schema import TABLES
 
+ROWS_PER_GROUP = 65_536
+"""What a reader of a few cells holds at a time."""
 _NAME = re.compile(r"part-(\d+)\.parquet")
 
 
@@ -54,16 +57,24 @@ def next_number(run_path: Path) -> int:
 def write_part(run_path: Path, table: str, number: int, rows: pa.Table) -> None:
     """Write one part, whole or not at all."""
     sink = io.BytesIO()
-    pq.write_table(rows, sink, compression="zstd")
+    pq.write_table(rows, sink, compression="zstd", row_group_size=ROWS_PER_GROUP)
     path = part_path(run_path, table, number)
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, sink.getvalue())
 
 
 def read_parts(
-    run_path: Path, table: str, columns: list[str] | None = None, *, without: Sequence[str] = ()
+    run_path: Path,
+    table: str,
+    columns: list[str] | None = None,
+    *,
+    without: Sequence[str] = (),
+    cells: Sequence[str] | None = None,
 ) -> TableParts:
-    """All parts of a table, cut and empty files set apart. Raises FileNotFoundError when one goes away meanwhile."""
+    """All parts of a table, cut and empty files set apart; of ``cells`` alone, or all of them.
+
+    Raises FileNotFoundError when one goes away meanwhile.
+    """
     parts = TableParts()
     for number in part_numbers(run_path, table):
         path = part_path(run_path, table, number)
@@ -72,12 +83,20 @@ def read_parts(
             with pq.ParquetFile(io.BytesIO(data)) as file:
                 names = [name for name in file.schema_arrow.names if name not in without]
                 wanted = names if columns is None else [name for name in columns if name in names]
-                parts.tables[number] = file.read(columns=wanted)
+                parts.tables[number] = file.read(columns=wanted) if cells is None else _of_cells(file, wanted, cells)
         except FileNotFoundError:
             raise
         except (OSError, pa.ArrowException):
             parts.bad[number] = path
     return parts
+
+
+def _of_cells(file: pq.ParquetFile, columns: Sequence[str], cells: Sequence[str]) -> pa.Table:
+    """The rows of ``cells``, one row group in memory at a time."""
+    wanted = pa.array(cells, pa.string())
+    groups = (file.read_row_group(group, columns=list(columns)) for group in range(file.num_row_groups))
+    kept = [rows.filter(pc.is_in(rows["cell_id"], value_set=wanted)) for rows in groups]
+    return pa.concat_tables(kept) if kept else file.read(columns=list(columns))
 
 
 def bad_numbers(run_path: Path) -> dict[int, list[Path]]:

@@ -32,26 +32,28 @@ class ArrowResult:
     bad_files: list[str] = field(default_factory=list)
 
 
-def read_table(run: RunFolder, table: str) -> ReadResult:
-    """All rows of ``cells``, ``stages``, ``links``, ``loads``, ``memory`` or ``samples``.
+def read_table(run: RunFolder, table: str, *, cells: Sequence[str] | None = None) -> ReadResult:
+    """The rows of ``cells``, ``stages``, ``links``, ``loads``, ``memory`` or ``samples``: all, or those of ``cells``.
 
     Of several attempts at a cell the last counts, but an ``error`` never displaces a better one; the other tables
     follow the attempt that counts. A run may be written meanwhile. Raises ValueError for an unknown table.
     """
-    whole = read_arrow(run, table)
+    whole = read_arrow(run, table, cells=cells)
     return ReadResult(frame=to_frame(whole.table), bad_files=whole.bad_files)
 
 
-def read_arrow(run: RunFolder, table: str, *, without: Sequence[str] = ()) -> ArrowResult:
+def read_arrow(
+    run: RunFolder, table: str, *, without: Sequence[str] = (), cells: Sequence[str] | None = None
+) -> ArrowResult:
     """As ``read_table``, for what goes on with columns rather than with rows; the columns ``without`` stay unread."""
     arrow_schema(table)
     fetch_table(run.path, table)
     for _ in range(_ATTEMPTS - 1):
         try:
-            return _read_once(run, table, without)
+            return _read_once(run, table, without, cells)
         except FileNotFoundError:  # compacted under our eyes
             continue
-    return _read_once(run, table, without)
+    return _read_once(run, table, without, cells)
 
 
 def read_tables(run: RunFolder) -> dict[str, ReadResult]:
@@ -100,9 +102,10 @@ def _is_plain(table: str, parts: TableParts, chosen: Mapping[str, int]) -> bool:
     return table != "cells" or len(part) == len(chosen)
 
 
-def _read_once(run: RunFolder, table: str, without: Sequence[str]) -> ArrowResult:
-    cells = read_parts(run.path, "cells", columns=None if table == "cells" else ["cell_id", "status"], without=without)
-    parts = cells if table == "cells" else read_parts(run.path, table, without=without)
+def _read_once(run: RunFolder, table: str, without: Sequence[str], wanted: Sequence[str] | None) -> ArrowResult:
+    heads = None if table == "cells" else ["cell_id", "status"]
+    cells = read_parts(run.path, "cells", columns=heads, without=without, cells=wanted)
+    parts = cells if table == "cells" else read_parts(run.path, table, without=without, cells=wanted)
     whole = chosen_rows(table, parts, chosen_numbers(cells.tables))
     whole = whole.drop_columns([name for name in without if name in whole.column_names])
     bad = [str(part_path(run.path, table, number).relative_to(run.path)) for number in sorted(parts.bad)]
