@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.comm.exchange_cases import DTYPES, VARIANTS, exchange_cases
+from tests.comm.exchange_cases import DTYPES, TOP_K, TRAFFICS, VARIANTS, exchange_cases, planned, rule_against
+from workbench.spec.errors import Unsupported
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 200
@@ -78,6 +80,19 @@ def test_every_strategy_is_the_oracles_forward_and_backward_to_the_byte(seen, va
     names = [name for name, *case in exchange_cases() if case[:2] == [variant, dtype]]
     assert len(names) == (1 if dtype == "mxfp8" else 4)
     _hold(seen, names)
+
+
+@pytest.mark.parametrize("kind", TRAFFICS)
+def test_no_strategy_drops_a_pair_however_skewed(kind):
+    """All choices of all tokens arrive, but those of the traffic that sends a rank nothing; rules are named."""
+    for world, variant in product(WORLDS, VARIANTS):
+        plan, slots = planned(world, kind, variant)
+        if isinstance(plan, Unsupported):
+            assert rule_against(world, kind, variant) in str(plan)
+            continue
+        pairs = (slots >= 0).sum()
+        assert plan.slot_loads().sum() == sum(arrivals.slots.size for arrivals in plan.arrivals) == pairs
+        assert kind == "empty_rank" or pairs == sum(plan.tokens_R) * TOP_K
 
 
 def test_node_dedup_sends_a_token_once_to_each_other_node(seen):
