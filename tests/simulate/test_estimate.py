@@ -4,7 +4,9 @@ import pytest
 
 from tests.simulate.cells import cluster_of, make_cell
 from workbench.run.simulated import run_simulated
+from workbench.simulate.experts import estimators_of, expert_work
 from workbench.simulate.families import find_families, widened
+from workbench.simulate.traffic import group_traffic
 from workbench.spec.catalog import load_hardware
 from workbench.spec.precision import PRECISIONS
 
@@ -78,6 +80,23 @@ def test_families_come_from_the_nearest_gpu():
     assert find_families(load_hardware("cpu"), "sglang", PRECISIONS["fp8_block"]) == ((), None)
     odd = PRECISIONS["fp8_block"].model_copy(update={"weights": PRECISIONS["fp8_row"].weights})
     assert find_families(load_hardware("h200-sxm"), "vllm", odd) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "source"),
+    [("low_latency", "deepep_generation"), ("node_dedup", "deepep_context"), ("none", "sglang_fused_moe_triton"),
+     ("allgather_reduce_scatter", "sglang_fused_moe_triton")],
+)  # fmt: skip
+def test_what_brings_the_tokens_decides_which_kernels_rows_stand(strategy, source):
+    cell = make_cell(kernel="sglang", precision="fp8_block", ep=8, dispatch={"strategy": strategy})
+    assert {one.family.source for one in estimators_of(cell)} == {source}
+
+
+def test_a_rank_that_holds_all_tokens_passes_over_the_others_pairs():
+    cells = [make_cell(ep=8, dispatch={"strategy": name}) for name in ("flat", "allgather_reduce_scatter")]
+    own, all_of_them = (expert_work(cell, group_traffic(cell)) for cell in cells)
+    assert not own.others.any()
+    assert all_of_them.others == pytest.approx(8 * 128 * 8 - all_of_them.pairs)
 
 
 def test_two_independent_errors_make_a_wider_band():

@@ -14,7 +14,7 @@ import pandas as pd
 from workbench.run.held_out import Rows, by_fold, by_shape, by_token, families, fitted, kin_of, rows_of, transferred
 from workbench.simulate.calibration_files import read_records
 from workbench.simulate.kernel_model import to_list
-from workbench.simulate.published_moe import FAMILY, SHAPE, moe_layers, precision_of
+from workbench.simulate.published_moe import FAMILY, SHAPE, moe_layers, precision_of, wide_layers
 
 QUANTILES = (0.1, 0.9)
 FEWEST_FOR_BAND = 20
@@ -50,6 +50,12 @@ def published_rows() -> Rows:
     return rows_of(frame[~frame["above_peak"]])
 
 
+def wide_rows() -> Rows:
+    """The published layers behind a dispatch, without those above the part's physical peak."""
+    frame = wide_layers()
+    return rows_of(frame[~frame["above_peak"]])
+
+
 def own_rows() -> Rows:
     """This product's records of routed experts by themselves."""
     frame = read_records()
@@ -57,7 +63,7 @@ def own_rows() -> Rows:
 
 
 def fit_all() -> dict[str, Any]:
-    """``families`` of both kinds and the ``bands`` of methods."""
+    """``families`` of all kinds and the ``bands`` of methods."""
     outside, own = published_rows(), own_rows()
     entries, bands = [], {}
     for kind, rows in (("published", outside), ("own", own)):
@@ -69,6 +75,10 @@ def fit_all() -> dict[str, Any]:
             "beyond_ends": band(measured_over_predicted(ends)),
         }
         entries += family_entries(rows, folds, kind=kind)
+    wide = wide_rows()
+    tokens = by_token(wide)
+    between = {"between": band(measured_over_predicted(tokens[~tokens["is_end"]]))}
+    entries += [entry | between for entry in family_entries(wide, by_fold(wide), kind="published")]
     near = pd.concat([transferred(outside, *pair) for pair in NEAR])
     bands["transfer"] = {"near": band(measured_over_predicted(near)), "far": band(_far_ratio(outside))}
     return {"families": entries, "bands": bands}

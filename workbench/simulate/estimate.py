@@ -30,18 +30,32 @@ from workbench.simulate.families import (
 from workbench.simulate.interpolation import Curve, curve_of
 from workbench.simulate.kernel_model import Number, Peaks, Work, layer_us, least_us, peaks_of
 from workbench.simulate.published import published
-from workbench.simulate.published_moe import HARDWARE, peaks_over, renamed, with_work, work_over
+from workbench.simulate.published_moe import (
+    BEHIND_DISPATCH,
+    FAMILY,
+    HARDWARE,
+    peaks_over,
+    renamed,
+    wide_layers,
+    with_work,
+    work_over,
+)  # fmt: skip
 from workbench.spec.cluster import Hardware
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
 
 THEIR_NAMES = {ours: theirs for theirs, ours in HARDWARE.items()}
+SOURCES_BY_DISPATCH = {
+    "none": (), "low_latency": ("deepep_generation", "wideep"), "other": ("deepep_context", "wideep"),
+}  # fmt: skip
 METHODS = ("measured", "published", "calibrated")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What decides which rows fit: sizes before the tensor-parallel split, and the kind of routing (``skewed``)."""
+    """What decides which rows fit: sizes before the tensor-parallel split, the kind of routing (``skewed``), and the
+    dispatch that brings a rank its tokens: ``none`` where it holds all that it computes, ``low_latency`` or ``other``.
+    """
 
     hidden: int
     inter: int
@@ -50,6 +64,7 @@ class Layer:
     tp: int
     ep: int
     skewed: bool
+    dispatch: str = "none"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -141,6 +156,7 @@ def find_estimators(
 @lru_cache(maxsize=4096)
 def _cached(query: _Query, precision: Precision) -> tuple[Estimator, ...]:
     families, source = find_families(query.hardware, query.kernel, precision)
+    families = _fitting(families, query.layer.dispatch)
     peaks = peaks_of(query.hardware, precision)
     near = source is not None and is_near(source, query.hardware)
     found = [_estimator(family, query.layer, query.hardware, peaks, source=source, near=near) for family in families]
@@ -152,6 +168,14 @@ def _cached(query: _Query, precision: Precision) -> tuple[Estimator, ...]:
     if query.method == "calibrated":
         return tuple(_without_curve(one) for one in found)
     return ()
+
+
+def _fitting(families: tuple[Family, ...], dispatch: str) -> tuple[Family, ...]:
+    """Kernels made for what a dispatch brings where there is one, of the right mode; the others where there is none, or
+    where the kernel has no such rows."""
+    wanted = SOURCES_BY_DISPATCH[dispatch]
+    behind = tuple(family for family in families if family.source in wanted)
+    return behind or tuple(family for family in families if family.source not in BEHIND_DISPATCH)
 
 
 def _without_curve(one: Estimator) -> Estimator:
@@ -196,15 +220,24 @@ def _own_rows(family: Family, layer: Layer) -> pd.DataFrame:
 
 
 def _carried_rows(family: Family, layer: Layer) -> pd.DataFrame | None:
-    """Rows of the shape and parallelism in the tables that come with the package."""
+    """Rows of the shape and parallelism, behind a dispatch of the nearest degree of it, in the package's tables."""
     if layer.shape not in family.shapes:
         return None
-    frame = published("moe_layer")
-    frame = frame[frame["hardware"].eq(THEIR_NAMES[family.hardware]) & frame["kernel_source"].eq(family.source)]
-    frame = renamed(frame)
-    same = _same_shape(frame, layer) & frame["ep"].eq(layer.ep) & frame["dtype"].eq(family.dtype)
-    same &= frame["version"].eq(family.version) & frame["kernel"].eq(family.kernel)
-    return _usable(frame[same], layer)
+    if family.source in BEHIND_DISPATCH:
+        frame = wide_layers()
+    else:
+        frame = published("moe_layer")
+        frame = frame[frame["hardware"].eq(THEIR_NAMES[family.hardware]) & frame["kernel_source"].eq(family.source)]
+        frame = renamed(frame)
+    same = _same_shape(frame, layer)
+    for name in FAMILY:
+        same &= frame[name].eq(getattr(family, name))
+    frame = frame[same]
+    ep = layer.ep
+    if family.source in BEHIND_DISPATCH and len(frame):
+        # What a rank does there depends on its own experts and pairs alone, which are in the model.
+        ep = min(frame["ep"].unique(), key=lambda degree: abs(log(degree / layer.ep)))
+    return _usable(frame[frame["ep"].eq(ep)], layer)
 
 
 def _installed_rows(family: Family, layer: Layer, hardware: str) -> pd.DataFrame | None:
@@ -223,7 +256,8 @@ def _usable(frame: pd.DataFrame, layer: Layer) -> pd.DataFrame:
     """
     if layer.skewed:
         frame = frame[frame["distribution"].ne("balanced")]
-    frame = with_work(frame.reset_index(drop=True))
+    frame = frame.reset_index(drop=True)
+    frame = frame if "above_peak" in frame else with_work(frame)
     return frame[~frame["above_peak"]].reset_index(drop=True)
 
 

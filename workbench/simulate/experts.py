@@ -41,11 +41,19 @@ def estimators_of(cell: Cell) -> tuple[Estimator, ...]:
         return ()
     skewed = cell.workload.skew.kind not in EVEN_SKEWS
     layer = Layer(
-        model.hidden, model.moe_intermediate, model.top_k, model.num_experts, cell.parallel.tp, cell.ep, skewed
-    )
+        model.hidden, model.moe_intermediate, model.top_k, model.num_experts, cell.parallel.tp, cell.ep, skewed,
+        dispatch=_dispatch(cell),
+    )  # fmt: skip
     return find_estimators(
         cell.cluster.hardware, kernel=cell.kernel, precision=cell.precision, layer=layer, method=cell.method
     )
+
+
+def _dispatch(cell: Cell) -> str:
+    strategy = cell.dispatch.strategy
+    if cell.ep == 1 or strategy in ("none", HOLDS_ALL_TOKENS):
+        return "none"
+    return "low_latency" if strategy == "low_latency" else "other"
 
 
 def price_experts(cell: Cell, traffic: GroupTraffic, stages: tuple[Stage, ...], *, rates: Rates) -> tuple[Stage, ...]:

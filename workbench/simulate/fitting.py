@@ -15,6 +15,7 @@ WIDTH = np.array([0.8, 0.5, 0.6, 0.7, 1.0, 2.0, 1.5])
 """How far, in log space, a constant may lie from START before that costs as much as an error of 1 / STIFFNESS rows."""
 STIFFNESS = 0.5
 SMALL_ERROR = 0.05
+ENOUGH = 1e-4
 TILES = (16, 64, 128)
 FEWEST_ROWS = 9
 
@@ -43,7 +44,14 @@ def fit(work: Work, peaks: Peaks, us: np.ndarray, *, like: Constants | None = No
             return np.concatenate([np.log(predicted) - log_us, STIFFNESS * (logs - start) / WIDTH])
 
         found = least_squares(
-            residuals, start, bounds=(LOWEST, HIGHEST), loss="soft_l1", f_scale=SMALL_ERROR, max_nfev=60
+            residuals,
+            start,
+            bounds=(LOWEST, HIGHEST),
+            loss="soft_l1",
+            f_scale=SMALL_ERROR,
+            max_nfev=60,
+            ftol=ENOUGH,
+            xtol=ENOUGH,
         )
         if found.cost < least:
             best, least = Constants(*(float(value) for value in np.exp(found.x)), tile=tile), found.cost

@@ -34,6 +34,13 @@ FAMILY = ("hardware", "kernel", "version", "source", "dtype")
 SHAPE = ("hidden", "inter", "top_k", "num_experts")
 CURVE = (*FAMILY, *SHAPE, "tp", "ep", "distribution")
 DRAWS = 8
+WIDE = {
+    "sglang_deepep_context": ("sglang", "deepep_context"),
+    "sglang_deepep_generation": ("sglang", "deepep_generation"),
+    "trtllm_wideep": ("trtllm", "wideep"),
+}
+"""Backend of ``moe_wide_ep`` -> our kernel and source: experts behind a dispatch, a GPU holds its own pairs alone."""
+BEHIND_DISPATCH = tuple(source for _, source in WIDE.values())
 
 
 @cache
@@ -42,6 +49,23 @@ def moe_layers() -> pd.DataFrame:
     ``above_peak``: True where weights or products would have gone faster than the part can."""
     frame = renamed(published("moe_layer"))
     return with_work(frame)
+
+
+@cache
+def wide_layers() -> pd.DataFrame:
+    """Rows of ``moe_wide_ep``, in the form of ``moe_layers``; no GPU passes over others' pairs there.
+
+    Left out are rows whose loads are not known well enough: replicated and rebalanced experts (``eplb``), and
+    ``uniform`` of DeepEP's context kernels, which touched far fewer experts than random routing does (a third of those
+    rows imply more than the part's bandwidth).
+    """
+    frame = published("moe_wide_ep")
+    unknown = frame["distribution"].str.endswith("_eplb") | frame["num_slots"].ne(frame["num_experts"])
+    unknown |= frame["distribution"].eq("uniform") & frame["backend"].eq("sglang_deepep_context")
+    frame = frame[~unknown].drop(columns=["num_slots", "rank0_num_tokens"])
+    frame = renamed(frame)
+    names = frame["kernel"].map(WIDE)
+    return with_work(frame.assign(kernel=names.str[0], source=names.str[1]))
 
 
 def renamed(frame: pd.DataFrame) -> pd.DataFrame:
@@ -64,7 +88,8 @@ def with_work(frame: pd.DataFrame) -> pd.DataFrame:
     counted = [expected_load(*key) for key in loads.itertuples(index=False)]
     loads["pairs"], loads["touched"] = [pairs for pairs, _ in counted], [touched for _, touched in counted]
     frame = frame.merge(loads, on=keys, how="left")
-    frame["others"] = (frame["tokens"] * frame["top_k"] - frame["pairs"]).clip(lower=0.0)
+    dispatched = frame["source"].isin(BEHIND_DISPATCH)
+    frame["others"] = (frame["tokens"] * frame["top_k"] - frame["pairs"]).clip(lower=0.0).where(~dispatched, 0.0)
     memory_us, math_us = least_us(work_over(frame), peaks_over(frame))
     frame["above_peak"] = np.maximum(memory_us, math_us) > frame["us"].to_numpy()
     return frame
@@ -76,7 +101,9 @@ def expected_load(tokens: int, num_experts: int, top_k: int, ep: int, distributi
     if distribution == "balanced":
         touched = min(num_experts, total)
         return -(-total // ep), max(1.0, min(local, -(-touched // ep)))
-    alpha = float(distribution.removeprefix("power_law_").removesuffix("_eplb"))
+    if distribution == "uniform":
+        return total / ep, max(1.0, local * (1 - (1 - top_k / num_experts) ** tokens))
+    alpha = float(distribution.removeprefix("power_law_"))
     low, high = (1.0, 0.8 * tokens) if total > num_experts else (0.01, 2.0)
     seed = np.random.default_rng([tokens, num_experts, top_k, round(100 * alpha)])
     inside = seed.random((DRAWS, num_experts)) * (high ** (1 - alpha) - low ** (1 - alpha)) + low ** (1 - alpha)

@@ -9,6 +9,7 @@ __all__ = ["SECTIONS", "ValidationRow", "error_figures", "section"]
 
 SECTIONS: dict[str, str] = {
     "published": "workbench.run.validation.published:published_section",
+    "wide_ep": "workbench.run.validation.published:wide_ep_section",
     "calibrated": "workbench.run.validation.calibrated:calibrated_section",
     "transfer": "workbench.run.validation.calibrated:transfer_section",
     "own": "workbench.run.validation.own:own_section",

@@ -1,9 +1,11 @@
 """Interpolation of published rows, a token count left out; and the rows that no part could have produced."""
 
-from workbench.run.fit_constants import published_rows
-from workbench.run.held_out import by_token
+import pandas as pd
+
+from workbench.run.fit_constants import published_rows, wide_rows
+from workbench.run.held_out import by_fold, by_token
 from workbench.run.validation.lines import band_of_other_families, band_of_others, breakdown, line
-from workbench.simulate.published_moe import moe_layers
+from workbench.simulate.published_moe import moe_layers, wide_layers
 from workbench.spec.validation import ValidationRow
 
 HELD_OUT = (
@@ -30,9 +32,24 @@ def published_section() -> list[ValidationRow]:
     ]
 
 
+def wide_ep_section() -> list[ValidationRow]:
+    """Experts behind a dispatch, EP 2 to 256: rows of ``moe_wide_ep`` by both methods."""
+    rows = wide_rows()
+    tokens, folds = by_token(rows), by_fold(rows)
+    inside = band_of_others(tokens[~tokens["is_end"]])
+    told = HELD_OUT.replace("moe_layer rows", "moe_wide_ep rows of one expert a slot,") + COVERED
+    fields = {"section": "wide_ep", "method": "published", "split": "token count", "held_out": told}
+    by_row = {
+        "section": "wide_ep", "method": "calibrated", "split": "row",
+        "held_out": "the same rows, a fifth of each family left out at a time; bands of the other folds",
+    }  # fmt: skip
+    folds = band_of_others(folds)
+    return [line(inside, **fields), line(folds, **by_row), *breakdown(inside, **fields), *breakdown(folds, **by_row)]
+
+
 def above_peak_section() -> list[ValidationRow]:
     """Rows set aside, by hardware, kernel, dtype and shape: they imply more than the part's bandwidth or FLOPs."""
-    frame = moe_layers()
+    frame = pd.concat([moe_layers(), wide_layers()])
     frame = frame[frame["above_peak"]]
     keys = ["hardware", "source", "dtype", "hidden", "inter", "top_k", "num_experts", "tp", "ep", "distribution"]
     lines = []
