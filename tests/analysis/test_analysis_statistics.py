@@ -120,6 +120,7 @@ def recorded_pairs():
     return [(a, b) for a, b in pairs if len(set(a.samples["cell_id"]) & set(b.samples["cell_id"])) >= 12]
 
 
+@cache
 def drawn(device, seed):
     """Three repeats of the largest recorded run: each cell's samples drawn anew, each repeat off by what repeats
     differ by."""

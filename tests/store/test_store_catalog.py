@@ -24,16 +24,22 @@ from workbench.store.writer import Writer
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def three_runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("three")
+    for number, precision in enumerate(("bf16", "fp8_block", "bf16")):
+        write(folder, precision, tokens=(number + 1, 100))
+    return folder
+
+
 @pytest.fixture(params=["kept", "small"])
-def store(request, tmp_path, monkeypatch):
+def store(request, tmp_path, monkeypatch, three_runs):
     """A store of three runs, once with a catalog that is kept and once as small stores are read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     least = 1 if request.param == "kept" else 99
     monkeypatch.setattr(catalog_room, "WORTH_KEEPING", least)
     monkeypatch.setattr(run_folder, "WORTH_KEEPING", least)
-    for number, precision in enumerate(("bf16", "fp8_block", "bf16")):
-        write(tmp_path / "results", precision, tokens=(number + 1, 100))
-    return tmp_path / "results"
+    return shutil.copytree(three_runs, tmp_path / "results")
 
 
 def write(folder, precision, *, tokens):
@@ -157,9 +163,10 @@ from workbench.store.run_folder import list_runs
 store, took = sys.argv[1], {}
 open_catalog(store); list_runs(store)
 def timed(name, ask):
-    start = time.perf_counter()
-    answer = ask(open_catalog(store))
-    took[name] = time.perf_counter() - start
+    for _ in range(2):  # the machine may be busy with something else
+        start = time.perf_counter()
+        answer = ask(open_catalog(store))
+        took[name] = min(took.get(name, 9.0), time.perf_counter() - start)
     return answer
 where = {"precision": ["fp8_block"], "engine": ["measure"], "tokens_per_rank": Between(3, 9)}
 columns = ["run_id", "cell_id", "model", "precision", "latency_us"]
