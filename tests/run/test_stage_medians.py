@@ -7,7 +7,7 @@ import torch
 
 from workbench.comm.transport import Counters
 from workbench.run.clocks import other_clocks
-from workbench.run.measured_layer import stage_medians
+from workbench.run.measured_step import stage_medians
 
 
 class Scripted:

@@ -3,7 +3,6 @@
 R ranks, G groups, M rows over all groups, N output columns, K reduced.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,23 +13,18 @@ from torch import Tensor
 from kernels.formats import FORMATS
 from kernels.grouped_gemm import grouped_gemm
 from kernels.moe import math_path
-from workbench.measure.cache import cache_flusher
 from workbench.measure.clock import Clock
 from workbench.measure.gate import Deviation, deviation, error_limit
 from workbench.run.agreement import plan_digest, require_same_routing
 from workbench.run.bare_exchange import prepare_bare
 from workbench.run.check import CheckFailed
-from workbench.run.clocks import other_clocks
 from workbench.run.context import RankContext
 from workbench.run.encoded import recipe_of
 from workbench.run.exchange import Stage
-from workbench.run.graph import capture
 from workbench.run.legs import Passage
-from workbench.run.measured_layer import stage_medians, stage_passes, wire_fields
+from workbench.run.measured_step import measured_step
 from workbench.run.prepare import backend_of
 from workbench.run.report import RankReport
-from workbench.run.sampling import Sampler
-from workbench.run.trace import trace_of
 from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import Cell, GroupedGemmScope, QuantizeScope
 
@@ -54,6 +48,10 @@ class Micro:
         """The steps by name, for a clock."""
         return list(self.steps)
 
+    def traced_stages(self) -> list[Stage]:
+        """The same, for a profile."""
+        return self.stages()
+
 
 def measure_micro(cell: Cell, context: RankContext, *, clock: Clock, started: float) -> RankReport:
     """This rank's part of a microbenchmark cell."""
@@ -61,35 +59,13 @@ def measure_micro(cell: Cell, context: RankContext, *, clock: Clock, started: fl
     for passage in micro.passages:
         digest = plan_digest(passage.plan)
         context.agreed(lambda digest=digest: require_same_routing(context, digest))
-    context.synchronize()
-    prepare_us = (time.monotonic() - started) * 1e6
-    context.start_peak_memory()
-    flush = cache_flusher(context.device, mode=cell.measure.cache, sharers=context.world)
-    sampler = Sampler(context, clock, flush, cell.measure)
-    first_call_us = sampler.timed(micro)
-    graphed = capture(micro, context) if cell.measure.graph else None
-    samples = sampler.sample(graphed or micro)
-    result = context.agreed(micro.check)
-    passes = stage_passes(samples.times_us, cell)
-    stages, counters = stage_medians(micro, sampler, clock, passes=passes)
-    wire = wire_fields(counters, micro.passages, sampler, passes=passes)
-    return RankReport(
-        rank=context.rank,
-        samples_us=samples.times_us,
-        first_call_us=first_call_us,
-        prepare_us=prepare_us,
-        stages=stages,
-        rel_error=result.rel_error if result else None,
-        sqnr_db=result.sqnr_db if result else None,
-        timer=clock.timer,
-        graph=graphed is not None,
-        peak_memory_bytes=context.peak_memory_bytes(),
-        hardware_name=context.hardware_name,
-        **wire,
-        **other_clocks(graphed or micro, sampler),
-        trace=trace_of(context, micro.stages),
-        **micro.fields,
-    )
+
+    def check() -> dict[str, Any]:
+        result = context.agreed(micro.check)
+        return {"rel_error": result.rel_error, "sqnr_db": result.sqnr_db} if result else {}
+
+    how = {"clock": clock, "started": started, "check": check, "passages": micro.passages}
+    return RankReport(rank=context.rank, **measured_step(cell, context, micro, **how), **micro.fields)
 
 
 def _all_to_all(cell: Cell, context: RankContext) -> Micro:

@@ -29,7 +29,8 @@ from workbench.run.context import RankContext
 from workbench.run.encoded import encode_experts
 from workbench.run.inputs import weight_bytes
 from workbench.run.layer import LayerRun, Stage
-from workbench.run.measured_layer import math_path_of, stage_medians, stage_passes, wire_fields, work_fields
+from workbench.run.measured_layer import math_path_of, work_fields
+from workbench.run.measured_step import stage_medians, stage_passes, wire_fields
 from workbench.run.prepare import BACKENDS, Prepared, place_experts, prepare_layer
 from workbench.run.report import RankReport
 from workbench.run.sampling import Sampler
@@ -72,6 +73,7 @@ def measure_offloaded(cell: Cell, context: RankContext, *, clock: Clock, started
     count = len(whole.runs)
     first_call_us = sampler.timed(whole)
     times_us = tuple(us / count for us in sampler.sample(whole).times_us)
+    peak = context.peak_memory_bytes()
     fields = _cache_fields(whole, sampler)
     checks = [check_layer(cell, whole.steps[at], whole.runs[at]) for at in {0, count - 1}]
     passes = stage_passes(tuple(us * count for us in times_us), cell)
@@ -86,9 +88,11 @@ def measure_offloaded(cell: Cell, context: RankContext, *, clock: Clock, started
         sqnr_db=min((check.sqnr_db for check in checks if check.sqnr_db is not None), default=None),
         timer=clock.timer,
         math_path=math_path_of(cell, context),
+        peak_memory_bytes=peak,
+        hardware_name=context.hardware_name,
         **fields,
         **wire_fields(counters, (), sampler),
-        **_mean_work(cell, whole, context),
+        **_mean_work(cell, whole),
         trace=trace_of(context, whole.stages),
     )
 
@@ -201,9 +205,9 @@ def _per_step(stages: tuple[tuple[str, float], ...], count: int) -> tuple[tuple[
     return tuple(zip([name for name, _ in stages[:width]], us.tolist(), strict=True))
 
 
-def _mean_work(cell: Cell, whole: OffloadedPass, context: RankContext) -> dict[str, Any]:
+def _mean_work(cell: Cell, whole: OffloadedPass) -> dict[str, Any]:
     """Work of a step on average; experts touched and their tokens are those of the last."""
-    steps = [work_fields(cell, prepared, context) for prepared in whole.steps]
+    steps = [work_fields(cell, prepared) for prepared in whole.steps]
     means = {name: round(sum(step[name] for step in steps) / len(steps)) for name in STEP_FIELDS}
     shared = whole.steps[0].layer.shared
     resident = whole.cache.num_slots * whole.cache.expert_bytes + (shared.nbytes if shared is not None else 0)
