@@ -40,8 +40,7 @@ def compare(
 ) -> None:
     """Compare cells of a run by one path, or two runs cell by cell: faster, slower, same or unclear.
 
-    A verdict needs two independent repeats a side or more: a run of `run --repeats 3`, or of `merge`, or several runs
-    with commas between them.
+    A verdict needs two repeats a side or more: of `run --repeats 3`, of `merge`, or runs with commas between them.
     """
     from workbench.analysis.compare import compare_by, compare_runs
     from workbench.analysis.noise import noise_floors
