@@ -102,6 +102,8 @@ def test_wheel_holds_suites_catalog_and_no_kernels_init(wheel):
     assert "kernels/formats/__init__.py" in held
     code = {str(path.relative_to(ROOT)) for top in ("workbench", "kernels", "dashboard") for path in modules(top)}
     assert code <= held
+    data = ROOT / "workbench" / "simulate" / "data"
+    assert {str(path.relative_to(ROOT)) for path in data.iterdir()} <= held
     reference = ROOT / "results" / "reference"
     shipped = {path.relative_to(reference) for path in reference.rglob("*") if path.is_file()}
     assert {f"workbench/_reference/{path}" for path in shipped} <= held
