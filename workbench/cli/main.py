@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "prune": "workbench.cli.store:prune",
     "compare": "workbench.cli.compare:compare",
     "report": "workbench.cli.report:report",
+    "performance": "workbench.cli.report:performance",
     "dashboard": "workbench.cli.report:dashboard",
     "doctor": "workbench.cli.doctor:doctor",
     "tune": "workbench.cli.tune:tune",

@@ -36,6 +36,26 @@ def report(
     console().print(f"report: {target}", markup=False, soft_wrap=True)
 
 
+def performance(
+    run: RunArgument = "kernels-h200",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file; printed if left out.")] = None,
+    results: Annotated[Path | None, typer.Option("--results", help="Folder of runs; the recorded ones if left out.")]
+    = None,
+) -> None:  # fmt: skip
+    """Set our kernels beside their peers on one H200, row by row with what bounds it, as Markdown."""
+    from workbench.report.performance import performance_page
+    from workbench.spec.catalog_files import reference_dir
+    from workbench.store.reader import read_table
+    from workbench.store.run_folder import open_run
+
+    folder = open_run(results or reference_dir(), run)
+    page = performance_page(read_table(folder, "cells").frame, folder.manifest())
+    if output is None:
+        sys.stdout.write(page)
+    else:
+        output.write_text(page, encoding="utf-8")
+
+
 def dashboard(
     results: ResultsOption = RESULTS,
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port on the loopback address.")] = 8501,
