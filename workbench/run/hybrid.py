@@ -8,8 +8,9 @@ from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import failed, infeasible, unsupported
 from workbench.run.hybrid_overlap import Overlapped, overlap_measured
 from workbench.run.simulated import price_steps
-from workbench.run.simulated_layer import SECONDS_PER_HOUR, byte_fields, load_fields
+from workbench.run.simulated_layer import byte_fields, load_fields
 from workbench.run.simulated_tables import link_rows, load_rows
+from workbench.run.throughput import throughput_fields
 from workbench.simulate.layer import LayerCost
 from workbench.simulate.support import exchange_unsupported_reason
 from workbench.simulate.traffic import group_traffic
@@ -72,7 +73,7 @@ def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
         shift = overlapped.latency_us - before_us
     fields = _times(record, priced=priced, shift=shift, overlapped=overlapped)
     fields |= load_fields(first, scale=cell.workload.layers)
-    fields |= _throughput(cell, latency_us=fields["latency_us"])
+    fields |= throughput_fields(cell, latency_us=fields["latency_us"])
     fields |= byte_fields(cell, layers, first=first, scale=scale)
     fields["flags"] = _flags(cell, record, layers, overlapped)
     tables = dict(measured.tables) | {"links": link_rows(cell, layers[0]), "loads": load_rows(cell, first)}
@@ -106,16 +107,6 @@ def _times(record: Record, *, priced: dict[str, float], shift: float, overlapped
         "bound_by": "network" if 2 * (exchange_us - hidden_us) > latency_us else record.bound_by,
         **dict.fromkeys(MEASURED_ALONE),
     }  # fmt: skip
-
-
-def _throughput(cell: Cell, *, latency_us: float) -> dict[str, Any]:
-    per_gpu = float(source_tokens(cell).mean()) / latency_us * 1e6 / cell.parallel.tp
-    usd = cell.cluster.usd_per_gpu_hour
-    return {
-        "tokens_per_s": per_gpu * cell.ep * cell.parallel.tp,
-        "tokens_per_s_per_gpu": per_gpu,
-        "usd_per_million_tokens": usd / SECONDS_PER_HOUR / per_gpu * 1e6 if usd and per_gpu else None,
-    }
 
 
 def _flags(cell: Cell, record: Record, layers: list[LayerCost], overlapped: Overlapped | None) -> str:

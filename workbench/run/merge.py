@@ -19,6 +19,7 @@ from workbench.run.merged_bytes import above_link, bandwidth_fields, byte_fields
 from workbench.run.merged_tables import table_rows
 from workbench.run.rebalance import rebalance_flags
 from workbench.run.report import PEER_FAILED, RankReport
+from workbench.run.throughput import throughput_fields
 from workbench.simulate.compute import above_peak, rates_of
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import AllToAllScope, Cell
@@ -29,7 +30,6 @@ from workbench.workload.sources import source_tokens
 
 METHOD = "measured"
 COMMUNICATION = ("dispatch", "combine")
-SECONDS_PER_HOUR = 3600
 MAX_REASONS = 4
 STAGES_SCALED = "stages_scaled"
 
@@ -184,14 +184,8 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
         memory_us, math_us = moved / rates.bytes_per_us, flops / rates.expert_flops_per_us
         fields["roofline_fraction"] = max(memory_us, math_us) / latency_us
         fields["bound_by"] = "memory" if memory_us > math_us else "compute"
-    tokens = float(source_tokens(cell).mean())
-    if cell.model is not None and tokens and len(reports) == cell.ep:
-        per_gpu, usd = tokens / seconds, cell.cluster.usd_per_gpu_hour
-        fields |= {
-            "tokens_per_s": per_gpu * cell.ep,
-            "tokens_per_s_per_gpu": per_gpu,
-            "usd_per_million_tokens": usd / SECONDS_PER_HOUR / per_gpu * 1e6 if usd else None,
-        }
+    if cell.model is not None and len(reports) == cell.ep:
+        fields |= throughput_fields(cell, latency_us=latency_us)
     return fields
 
 

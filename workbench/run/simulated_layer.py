@@ -18,6 +18,7 @@ from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
 from workbench.run.rebalance import rebalance_flags
 from workbench.run.simulated_tables import link_rows, load_rows, memory_rows, stage_rows
+from workbench.run.throughput import throughput_fields
 from workbench.simulate.compute import above_peak, expert_flops, rates_of
 from workbench.simulate.experts import Choice
 from workbench.simulate.layer import LayerCost
@@ -30,8 +31,6 @@ from workbench.workload.loads import load_stats
 from workbench.workload.recording import trace_flags
 from workbench.workload.source import skew_flags
 from workbench.workload.sources import source_tokens
-
-SECONDS_PER_HOUR = 3600
 
 
 def layer_outcome(
@@ -105,7 +104,7 @@ def rate_fields(cell: Cell, layers: list[LayerCost], *, latency_us: float, scale
     """Rates of one GPU over the whole latency: expert FLOPs of its share, bytes of the slowest rank."""
     model = cell.model
     assert model is not None
-    tokens, group_gpus = float(source_tokens(cell).mean()), cell.ep * cell.parallel.tp
+    tokens = float(source_tokens(cell).mean())
     rates = rates_of(cell.cluster.hardware, cell.precision)
     fields: dict[str, Any] = {
         "math_path": rates.math_path,
@@ -119,16 +118,11 @@ def rate_fields(cell: Cell, layers: list[LayerCost], *, latency_us: float, scale
     )  # fmt: skip
     if cell.scope.kind == "train_step":
         flops *= FLOPS_FACTOR
-    per_gpu = tokens / latency_us * 1e6 / cell.parallel.tp
-    usd = cell.cluster.usd_per_gpu_hour
-    return fields | {
-        "tokens_per_s": per_gpu * group_gpus,
-        "tokens_per_s_per_gpu": per_gpu,
+    return fields | throughput_fields(cell, latency_us=latency_us) | {
         "tflops": flops * cell.workload.layers / cell.parallel.tp / latency_us / 1e6,
         "hbm_gb_per_s": scale * sum(cost.memory_bytes for cost in layers) / latency_us / 1e3,
         "roofline_fraction": scale * sum(cost.ideal_us for cost in layers) / latency_us,
-        "usd_per_million_tokens": usd / SECONDS_PER_HOUR / per_gpu * 1e6 if usd else None,
-    }
+    }  # fmt: skip
 
 
 def byte_fields(cell: Cell, layers: list[LayerCost], *, first: GroupTraffic, scale: float) -> dict[str, Any]:

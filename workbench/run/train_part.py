@@ -13,7 +13,16 @@ from torch import Tensor
 from kernels.backend import gemm_backend_on
 from kernels.backward.activation import activate, activation_backward
 from kernels.backward.experts import ExpertGrads, TrainExperts
-from kernels.backward.products import bias_grad, dgrad, encode_gradients, encode_inputs, multiply, wgrad
+from kernels.backward.products import (
+    Operand,
+    TrainMatrix,
+    bias_grad,
+    dgrad,
+    encode_gradients,
+    encode_inputs,
+    multiply,
+    wgrad,
+)
 from kernels.backward.rows import combine_backward, gather_backward, scale_backward
 from kernels.permute import combine_rows, gather_rows, sort_by_expert
 from workbench.comm import gradients
@@ -118,20 +127,14 @@ class TrainPart:
             self._encode_outer()
 
     def _encode_outer(self) -> None:
-        self._outer = encode_gradients(
-            self._outer_MH, self._experts.w2, recipe=self.step.recipe, scaling=self.step.scaling
-        )
+        self._outer = self._encoded(self._outer_MH, self._experts.w2)
 
     def _gemm2_dgrad(self) -> None:
         self._grads_MI = dgrad(self._outer, self._perm.offsets, self._experts.w2, **self._how)
 
     def _gemm2_wgrad(self) -> None:
         self._w2 = wgrad(self._outer, self._middle, self._perm.offsets, **self._how)
-        self._bias2 = (
-            None
-            if self._experts.bias2 is None
-            else bias_grad(self._outer_MH, self._perm.offsets, backend=self.step.layer.backend)
-        )
+        self._bias2 = self._bias_grad(self._outer_MH, self._experts.bias2)
 
     def _activation_backward(self) -> None:
         self._inner_M2I = activation_backward(self._grads_MI, self._h_M2I, self.step.activation)
@@ -139,21 +142,21 @@ class TrainPart:
             self._encode_inner()
 
     def _encode_inner(self) -> None:
-        self._inner = encode_gradients(
-            self._inner_M2I, self._experts.w13, recipe=self.step.recipe, scaling=self.step.scaling
-        )
+        self._inner = self._encoded(self._inner_M2I, self._experts.w13)
 
     def _gemm1_dgrad(self) -> None:
         self._grads_MH = dgrad(self._inner, self._perm.offsets, self._experts.w13, **self._how)
 
     def _gemm1_wgrad(self) -> None:
         w13 = wgrad(self._inner, self._inputs, self._perm.offsets, **self._how)
-        bias13 = (
-            None
-            if self._experts.bias13 is None
-            else bias_grad(self._inner_M2I, self._perm.offsets, backend=self.step.layer.backend)
-        )
+        bias13 = self._bias_grad(self._inner_M2I, self._experts.bias13)
         self.grads = ExpertGrads(self._grads_MH, w13, self._w2, bias13, self._bias2)
+
+    def _encoded(self, grads: Tensor, weights: TrainMatrix) -> Operand:
+        return encode_gradients(grads, weights, recipe=self.step.recipe, scaling=self.step.scaling)
+
+    def _bias_grad(self, grads: Tensor, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias_grad(grads, self._perm.offsets, backend=self.step.layer.backend)
 
     def _permute_backward(self) -> None:
         grads_MH = self._grads_MH
