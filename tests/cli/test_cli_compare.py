@@ -128,3 +128,10 @@ def test_repeats_of_a_run_become_one_run(tmp_path):
     assert len(list_runs(tmp_path)) == 2
     with pytest.raises(ValueError, match="--repeats 0: give a number from 1"):
         run_repeats([CELLS[0]], 0, run_once, talk=quiet)
+
+
+@pytest.mark.parametrize("other", [["--detach"], ["--resume", "latest"]])
+def test_repeats_go_with_neither_detach_nor_resume(other, tmp_path, capsys):
+    assert main(["run", "quickstart", "--repeats", "2", *other, "--results", str(tmp_path)]) == 2
+    assert "--repeats: goes neither with --detach nor with --resume" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
