@@ -2,6 +2,7 @@
 
 import multiprocessing
 import socket
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from workbench.comm.gradients import by_choice, combine_backward, dispatch_backw
 from workbench.comm.transport import TorchTransport
 from workbench.run import bare_exchange, exchange, measured_layer, prepare, train_part
 from workbench.run.context import RankContext, close_context, open_context
+from workbench.run.layer import LayerRun
 from workbench.run.measured import run_rank
 from workbench.spec.cluster import Cluster, Hardware, ScaleOut, ScaleUp
 from workbench.spec.dispatch import Balance, Dispatch, Measure, Parallel, Placement
@@ -154,6 +156,13 @@ def wrong_counts(transport, send_counts):
     return [counts[0] + 1, *counts[1:]]
 
 
+def slow_product(run):
+    """Rank 3 takes 20 ms longer for its first product."""
+    if dist.get_rank() == 3:
+        time.sleep(0.02)
+    _gemm1(run)
+
+
 def corrupt_wgrad(*arguments, **options):
     """Half the gradient rows of the last slot are lost."""
     grads = wgrad(*arguments, **options)
@@ -162,7 +171,7 @@ def corrupt_wgrad(*arguments, **options):
 
 
 _prepare_layer, _route_all, _bare_plan = prepare.prepare_layer, prepare.route_all, bare_exchange.bare_plan
-_reached = prepare.reached
+_reached, _gemm1 = prepare.reached, LayerRun._gemm1
 _carry, _count, _exchange_counts = TorchTransport.carry, TorchTransport._count, TorchTransport.exchange_counts
 FAULTS = {
     None: (exchange, "combine", combine),
@@ -179,6 +188,7 @@ FAULTS = {
     "dispatch.backward": (gradients, "dispatch_backward", corrupt_dispatch_backward),
     "choices": (train_part, "by_choice", corrupt_choices),
     "wgrad": (train_part, "wgrad", corrupt_wgrad),
+    "slow": (LayerRun, "_gemm1", slow_product),
 }
 
 

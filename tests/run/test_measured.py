@@ -52,7 +52,7 @@ def gang():
     """All cells that need four ranks, in one gang: it must outlive its faulty cells."""
     bandwidth = cell(scope=AllToAllScope(kind="all_to_all", bytes_per_rank=65536))
     faulty = [(one, fault) for one, fault, _ in FAULTS]
-    cells = [*faulty, *((one, None) for one in [*LAYERS, bandwidth])]
+    cells = [*faulty, *((one, None) for one in [*LAYERS, bandwidth]), (cell(), "slow")]
     return [(one, reports) for (one, _), reports in zip(cells, run_gang(cells), strict=True)]
 
 
@@ -116,6 +116,14 @@ def test_bandwidth_of_the_bare_exchange(outcomes):
     assert record.status == "ok"
     assert record.wire_bytes == 4 * 65536 * 3 // 4
     assert record.busbw_gb_per_s == pytest.approx(record.algbw_gb_per_s * 3 / 4)
+
+
+def test_a_slow_rank_makes_the_cell_slow_and_is_seen_in_its_stages(outcomes):
+    _, outcome = outcomes[-1]
+    assert outcome.record.status == "ok", outcome.record.reason
+    assert outcome.record.latency_us > 20_000
+    products = {row["rank"]: row["duration_us"] for row in outcome.tables["stages"] if row["stage"] == "gemm1"}
+    assert products[3] > 20_000
 
 
 def test_overlapped_layers_say_what_was_hidden(outcomes):
