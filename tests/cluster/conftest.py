@@ -22,6 +22,6 @@ def links(namespaces):
 
 @pytest.fixture(scope="module")
 def cluster(namespaces):
-    """Three hosts of two ranks joined at 200 Mbit/s, a Ray cluster over them."""
-    with Hosts() as hosts:
+    """Three hosts of two ranks joined at 200 Mbit/s, a Ray cluster over them whose head takes jobs."""
+    with Hosts(jobs=True) as hosts:
         yield hosts

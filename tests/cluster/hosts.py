@@ -44,6 +44,8 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": str(ROOT),
+    # Ray's job server and what it starts take `python` and `ray` from the PATH.
+    "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",
     # A host whose link is down counts as dead after 3 checks unanswered for 2 s; left unset it takes a minute.
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "1000",
@@ -100,16 +102,17 @@ def why_not() -> str | None:
 class Hosts:
     """``num_hosts`` hosts of ``ranks_per_host`` Ray CPUs each, ``rate_mbit`` between any two, each direction.
 
-    ``ray`` False makes the network alone. ``rate_mbit`` None leaves the links unshaped.
+    ``ray`` False makes the network alone; ``jobs`` starts the job server on the head, at ``job_server``. ``rate_mbit`` None leaves the links unshaped.
     """
 
     def __init__(
         self, num_hosts: int = 3, ranks_per_host: int = 2, rate_mbit: float | None = 200, *, ray: bool = True,
-        object_store_bytes: int = 100 * 10**6,
+        jobs: bool = False, object_store_bytes: int = 100 * 10**6,
     ) -> None:  # fmt: skip
         self.num_hosts, self.ranks_per_host, self.rate_mbit = num_hosts, ranks_per_host, rate_mbit
         self.address = f"{self.ip(0)}:{PORT}"
-        self._wants_ray, self._store = ray, object_store_bytes
+        self.job_server = f"http://{self.ip(0)}:8265"
+        self._wants_ray, self._wants_jobs, self._store = ray, jobs, object_store_bytes
         self._switch: Space | None = None
         self._hosts: list[Space] = []
         self._started: list[subprocess.Popen] = []
@@ -179,6 +182,11 @@ class Hosts:
             out.close()
         self._started.append(process)
         return process
+
+    @property
+    def holders(self) -> list[int]:
+        """Process 1 of each host, by the ids that they have here."""
+        return [host.pid for host in self._hosts]
 
     def path(self, host: int, inside: str) -> Path:
         """A path of a host as this process reaches it; each host has a ``/tmp/ray`` of its own."""
@@ -282,7 +290,9 @@ class Hosts:
 
     def _start_ray(self, host: int) -> subprocess.Popen:
         where = (
-            ["--head", f"--port={PORT}", "--include-dashboard=false"] if host == 0 else [f"--address={self.address}"]
+            ["--head", f"--port={PORT}", f"--include-dashboard={self._wants_jobs}", f"--dashboard-host={self.ip(0)}"]
+            if host == 0
+            else [f"--address={self.address}"]
         )
         size = [f"--num-cpus={self.ranks_per_host}", f"--object-store-memory={self._store}"]
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--node-ip-address={self.ip(host)}"]

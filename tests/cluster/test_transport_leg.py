@@ -96,8 +96,8 @@ def _leg(shape: tuple[int, int], cell: Cell, line: dict, host_gb_per_s: float) -
     plan, payload = plan_of(cell), payload_bytes(cell.model.hidden, cell.dispatch.dispatch_dtype)
     assert cell.workload.tokens_per_rank * TOP_K * payload >= 8e6
     row_bytes = payload + prepare_rank(plan, rank=0).metadata_bytes
-    out = leg_s(plan, row_bytes=row_bytes, host_gb_per_s=host_gb_per_s, back=False)
-    back = leg_s(plan, row_bytes=payload, host_gb_per_s=host_gb_per_s, back=True)
+    out = leg_s(plan, cell.cluster, row_bytes=row_bytes, host_gb_per_s=host_gb_per_s, back=False)
+    back = leg_s(plan, cell.cluster, row_bytes=payload, host_gb_per_s=host_gb_per_s, back=True)
     return Leg(cell.dispatch.strategy, shape, (out, back), (median(line["dispatch"]), median(line["combine"])))
 
 

@@ -111,7 +111,12 @@ def _start(object_store_memory: int) -> Iterator[Session]:
 def _join(address: str) -> Iterator[Session]:
     import ray
 
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token")}
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": os.environ.get("RAY_AUTH_MODE", "token"),
+        # Inside a Ray job whose environment has `excludes` too, Ray would refuse ours instead of merging them.
+        "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+    }
     with _environment(settings), _loopback_only(False):
         check_address(address)
         try:
