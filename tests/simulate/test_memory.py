@@ -4,11 +4,13 @@ import pytest
 
 from tests.simulate.cells import cluster_of, make_cell
 from workbench.run.simulated import run_simulated
+from workbench.simulate.buffers import dispatch_buffer_bytes
 from workbench.simulate.memory import GIB, MemoryFit, layer_fit, model_fit
 from workbench.simulate.traffic import group_traffic
 from workbench.simulate.weights import expert_bytes, moe_layer_weights
 from workbench.spec.base import parse_size
 from workbench.spec.catalog import resolve_model
+from workbench.spec.identity import cell_id
 from workbench.spec.precision import PRECISIONS
 
 WEIGHTS = 11_274_289_152
@@ -122,3 +124,86 @@ def test_kv_cache_grows_with_context_in_decode_only():
     assert long == 4 * short == 128 * 4096 * 61 * 2 * 576
     prefill = model_fit(make_cell(workload={"phase": "prefill", "context_tokens": 4096}))
     assert prefill.parts["kv_cache"] == 128 * 61 * 2 * 576
+
+
+def test_layers_with_a_window_keep_no_more_tokens():
+    """GPT-OSS: half of the layers keep 128 tokens, so a batch of 512 at 8192 tokens fits one H200."""
+    cell = make_cell(
+        "gpt-oss-120b", ep=1, tokens=384, precision="mxfp4_w4a16", workload={"context_tokens": 4096},
+        cluster=cluster_of(gpus=1),
+    )  # fmt: skip
+    fit, per_token = model_fit(cell), 2 * 2 * 8 * 64
+    assert fit.parts["kv_cache"] == 384 * per_token * 18 * (4096 + 128)
+    assert fit.fits
+    attention = cell.model.attention.model_copy(update={"sliding_layers": 0, "sliding_window": 0})
+    everything = cell.model_copy(update={"model": cell.model.model_copy(update={"attention": attention})})
+    assert model_fit(everything).parts["kv_cache"] == 384 * per_token * 36 * 4096
+    assert not model_fit(everything).fits
+
+
+def test_a_window_leaves_the_ids_of_layer_cells_as_they_were():
+    """Results written before the catalog knew of windows stay comparable; whole models are told apart by them."""
+    cells = [make_cell("gpt-oss-120b", ep=8, scope=scope) for scope in ("layer", "model")]
+    ids = []
+    for cell in cells:
+        attention = cell.model.attention.model_copy(update={"sliding_layers": 0, "sliding_window": 0})
+        plain = cell.model_copy(update={"model": cell.model.model_copy(update={"attention": attention})})
+        ids.append([cell_id(one.__dict__) for one in (cell, plain)])
+    assert ids[0][0] == ids[0][1]
+    assert ids[1][0] != ids[1][1]
+
+
+def test_attention_tensor_parallelism_keeps_the_tokens_of_its_ranks():
+    """Eight ranks' tokens over eight heads' groups: as much a GPU as before in GQA, eight times as much of a latent."""
+    for model, factor in (("qwen3-235b-a22b", 8 * 1 / 4), ("deepseek-v3", 8)):
+        alone, shared = (
+            model_fit(make_cell(model, ep=8, parallel={"ep": 8, "tp": 1, "attn_tp": degree})).parts["kv_cache"]
+            for degree in (1, 8)
+        )
+        assert shared == factor * alone
+
+
+def test_buffers_by_strategy():
+    sizes = {}
+    for strategy in ("none", "flat", "node_dedup", "packed", "low_latency", "allgather_reduce_scatter"):
+        cell = make_cell(ep=32, tokens=128, dispatch={"strategy": strategy, "dispatch_dtype": "fp8_block"})
+        sizes[strategy] = dispatch_buffer_bytes(cell)
+    assert sizes["none"] == 0
+    # every token of 32 ranks in each of 8 slots, in bf16 both ways, for two calls
+    assert sizes["low_latency"] == 2 * 8 * 32 * 128 * 2 * 14336
+    assert sizes["flat"] < sizes["node_dedup"] < sizes["low_latency"]
+    assert sizes["allgather_reduce_scatter"] > sizes["flat"]
+
+
+def test_counted_buffers_are_about_those_of_even_traffic():
+    names = "flat", "node_dedup", "packed", "two_dh", "bruck", "balanced_stages", "allgather_reduce_scatter"
+    for strategy in names:
+        cell = make_cell("qwen3-235b-a22b", ep=32, tokens=1024, dispatch={"strategy": strategy})
+        counted = layer_fit(cell, group_traffic(cell))[0].parts["dispatch_buffers"]
+        assert dispatch_buffer_bytes(cell) == pytest.approx(counted, rel=0.1), strategy
+
+
+def test_optimizer_state_by_weight():
+    fits = {
+        name: layer_fit(cell, group_traffic(cell))[0].parts.get("optimizer", 0)
+        for name in ("none", "sgd", "adamw_bf16", "adamw_fp32")
+        for cell in [make_cell("qwen3-30b-a3b", ep=8, scope="train_step", optimizer=name)]
+    }
+    weights = 16 * 3 * 2048 * 768
+    assert fits == {"none": 0, "sgd": 0, "adamw_bf16": 4 * weights, "adamw_fp32": 12 * weights}
+    narrow = make_cell("qwen3-30b-a3b", ep=8, scope="train_step", optimizer="adamw_bf16", precision="fp8_block")
+    assert layer_fit(narrow, group_traffic(narrow))[0].parts["optimizer"] == 6 * weights
+
+
+def test_the_state_of_training_a_whole_model():
+    """30.5e9 weights on eight ranks: experts an eighth each, the rest whole; gradients and state in float32."""
+    cell = make_cell(
+        "qwen3-30b-a3b", ep=8, tokens=4096, scope="model", optimizer="adamw_fp32", workload={"phase": "train"}
+    )
+    parts = model_fit(cell).parts
+    assert parts["optimizer"] == 3 * parts["gradients"]
+    experts = 48 * 16 * 3 * 2048 * 768
+    assert 8 * experts + (parts["gradients"] // 4 - experts) == pytest.approx(30.5e9, rel=0.01)
+    staged = cell.model_copy(update={"parallel": cell.parallel.model_copy(update={"pp": 2})})
+    assert 0.45 < model_fit(staged).parts["optimizer"] / parts["optimizer"] < 0.52
+    assert "kv_cache" not in parts

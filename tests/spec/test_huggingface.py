@@ -45,7 +45,7 @@ QWEN3 = {
 GPT_OSS = {
     "model_type": "gpt_oss", "num_hidden_layers": 24, "hidden_size": 2880, "intermediate_size": 2880,
     "num_local_experts": 32, "num_experts_per_tok": 4, "experts_per_token": 4, "swiglu_limit": 7.0,
-    "hidden_act": "silu", **attention(64, 8, 201088, head_dim=64), **MXFP4,
+    "hidden_act": "silu", "sliding_window": 128, **attention(64, 8, 201088, head_dim=64), **MXFP4,
 }  # fmt: skip
 MIXTRAL = {
     "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
@@ -54,7 +54,7 @@ MIXTRAL = {
 LLAMA4_TEXT = {
     "model_type": "llama4_text", "num_hidden_layers": 48, "interleave_moe_layer_step": 1, "hidden_size": 5120,
     "intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1,
-    **attention(40, 8, 202048, head_dim=128),
+    "attention_chunk_size": 8192, **attention(40, 8, 202048, head_dim=128),
 }  # fmt: skip
 GLM = {
     "model_type": "glm4_moe", "num_hidden_layers": 92, "first_k_dense_replace": 3, "hidden_size": 5120,
@@ -206,3 +206,13 @@ def test_a_scenario_may_name_a_config_and_change_a_field_of_it(name, tmp_path):
     apart = {"hidden", "name"}
     assert changed.model_dump(exclude=apart) == whole.model_dump(exclude=apart)
     assert changed.hidden == 256
+
+
+def test_windows_are_read_from_layer_types_or_by_the_familys_rule():
+    kinds = ["sliding_attention", "full_attention", "full_attention"] * 8
+    told = model_from_config(GPT_OSS | {"layer_types": kinds}, name="x").attention
+    assert (told.sliding_window, told.sliding_layers) == (128, 8)
+    assert model_from_config(MIXTRAL | {"sliding_window": None}, name="x").attention.sliding_layers == 0
+    assert model_from_config(MIXTRAL | {"sliding_window": 4096}, name="x").attention.sliding_layers == 32
+    unused = {"sliding_window": 4096, "use_sliding_window": False}
+    assert model_from_config(MIXTRAL | unused, name="x").attention.sliding_layers == 0

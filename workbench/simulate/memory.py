@@ -9,15 +9,17 @@ from math import ceil
 
 import numpy as np
 
-from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
+from workbench.simulate.buffers import dispatch_buffer_bytes
+from workbench.simulate.context import group_tokens, kv_cache_bytes
 from workbench.simulate.formats import row_bytes
 from workbench.simulate.traffic import GroupTraffic
-from workbench.simulate.train import train_bytes
+from workbench.simulate.train import expert_elements, optimizer_bytes, shared_elements, train_bytes
 from workbench.simulate.weights import (
+    FLOAT32_BYTES,
     WIDE_BYTES,
     attention_bytes,
+    dense_elements,
     dense_format,
-    kv_bytes_per_token,
     mlp_bytes,
     moe_layer_weights,
 )
@@ -74,17 +76,16 @@ def _weights(cell: Cell, model: Model, *, num_layers: int) -> dict[str, int]:
     return {part: size * num_layers for part, size in layer.items()}
 
 
-def _work_bytes(cell: Cell, model: Model, *, pairs: float, buffer_rows: float, sent_rows: float) -> dict[str, int]:
+def _work_bytes(cell: Cell, model: Model, *, pairs: float, held_rows: float | None) -> dict[str, int]:
     """Buffers of one layer: rows on the wire both ways, and the widest two neighbours of the expert stages."""
     intermediate = ceil(model.moe_intermediate / cell.parallel.tp)
     numbers = cell.precision.activations
     rows_in = row_bytes(numbers, model.hidden)
     gate_up, middle = WIDE_BYTES * 2 * intermediate, WIDE_BYTES * intermediate + row_bytes(numbers, intermediate)
     widest = max(rows_in + gate_up, gate_up + middle, middle + WIDE_BYTES * model.hidden)
-    wire = dispatch_row_bytes(cell) + combine_row_bytes(cell)
     tokens = cell.workload.tokens_per_rank
     return {
-        "dispatch_buffers": round((buffer_rows + sent_rows) * wire),
+        "dispatch_buffers": dispatch_buffer_bytes(cell, held_rows=held_rows),
         "activations": round(pairs * widest + 2 * tokens * model.hidden * WIDE_BYTES),
     }
 
@@ -97,12 +98,11 @@ def layer_fit(cell: Cell, traffic: GroupTraffic) -> tuple[MemoryFit, int]:
     assert cell.model is not None
     held_R = _held_rows(traffic)
     worst = int(np.argmax(traffic.pairs_R + held_R))
-    work = _work_bytes(
-        cell, cell.model, pairs=float(traffic.pairs_R[worst]), buffer_rows=float(held_R[worst]), sent_rows=0.0
-    )
+    work = _work_bytes(cell, cell.model, pairs=float(traffic.pairs_R[worst]), held_rows=float(held_R[worst]))
     parts = _weights(cell, cell.model, num_layers=cell.workload.layers) | work
     if cell.scope.kind == "train_step":
         kept = train_bytes(cell, pairs=float(traffic.pairs_R[worst]))
+        kept |= optimizer_bytes(cell, elements=expert_elements(cell) + shared_elements(cell))
         parts |= {part: size * cell.workload.layers for part, size in kept.items()}
     return MemoryFit(parts, cell.cluster.memory_bytes), worst
 
@@ -116,27 +116,48 @@ def _held_rows(traffic: GroupTraffic) -> np.ndarray:
     return held_R
 
 
-def model_fit(cell: Cell) -> MemoryFit:
-    """Memory of the whole model on one GPU of the cell's largest pipeline stage, with balanced traffic.
+def model_fit(cell: Cell, traffic: GroupTraffic | None = None) -> MemoryFit:
+    """Memory of the whole model on one GPU of the cell's largest pipeline stage: of the rank that needs most under
+    ``traffic``, or of any with even traffic.
 
     Weights of experts by ep, tp and pp; attention, dense MLPs and embeddings by attn_tp and pp, whole on every
-    data-parallel rank; the key-value cache of ``context_tokens`` for each of the rank's sequences in decode, of the
-    rank's own tokens otherwise. Raises ValueError for a cell without a model.
+    data-parallel rank; the key-value cache of the rank's sequences (``context``). In training gradients, what the
+    backward reads of all layers of the micro-batches under way, and the optimizer's state, which is not sharded over
+    data-parallel ranks. Raises ValueError for a cell without a model.
     """
     model = cell.model
     if model is None:
         raise ValueError(f"scope {cell.scope.kind} has no model to fit")
-    pp, pairs = cell.parallel.pp, cell.workload.tokens_per_rank * model.top_k
-    parts = _weights(cell, model, num_layers=ceil(model.moe_layers / pp)) | _dense_weights(cell, model)
-    if model.attention is not None:
-        tokens = cell.workload.tokens_per_rank * (
-            cell.workload.context_tokens if cell.workload.phase == "decode" else cell.workload.micro_batches
-        )
-        per_token = kv_bytes_per_token(model.attention, attn_tp=cell.parallel.attn_tp)
-        parts["kv_cache"] = tokens * per_token * ceil(model.total_layers / pp)
-    rows = pairs if cell.ep > 1 else 0
-    parts |= _work_bytes(cell, model, pairs=pairs, buffer_rows=rows, sent_rows=rows)
+    pp, pairs, held = cell.parallel.pp, float(cell.workload.tokens_per_rank * model.top_k), None
+    if traffic is not None:
+        held_R = _held_rows(traffic)
+        worst = int(np.argmax(traffic.pairs_R + held_R))
+        pairs, held = float(traffic.pairs_R[worst]), float(held_R[worst])
+    moe_layers = ceil(model.moe_layers / pp)
+    parts = _weights(cell, model, num_layers=moe_layers) | _dense_weights(cell, model)
+    if cell.workload.phase == "train":
+        parts |= _train_parts(cell, model, pairs=pairs, moe_layers=moe_layers)
+    elif model.attention is not None:
+        parts["kv_cache"] = kv_cache_bytes(cell, model, model.attention)
+    parts |= _work_bytes(cell, model, pairs=pairs, held_rows=held)
     return MemoryFit(parts, cell.cluster.memory_bytes, complete=model.attention is not None)
+
+
+def _train_parts(cell: Cell, model: Model, *, pairs: float, moe_layers: int) -> dict[str, int]:
+    """Gradients, what the backward reads, and the optimizer's state of a pipeline stage; nothing is computed again."""
+    under_way = min(cell.parallel.pp, cell.workload.micro_batches)
+    kept = train_bytes(cell, pairs=pairs)
+    dense = dense_elements(model, attn_tp=cell.parallel.attn_tp, pp=cell.parallel.pp)
+    saved = kept["saved_activations"] * moe_layers
+    if model.attention is not None:
+        # Beside each product its input: x twice, the heads' queries, keys and values, and what attention gives.
+        width = 4 * model.hidden + 4 * model.attention.num_heads * model.attention.head_dim // cell.parallel.attn_tp
+        saved += round(group_tokens(cell)) * WIDE_BYTES * width * ceil(model.total_layers / cell.parallel.pp)
+    elements = (expert_elements(cell) + shared_elements(cell)) * moe_layers + dense
+    return {
+        "gradients": kept["gradients"] * moe_layers + FLOAT32_BYTES * dense,
+        "saved_activations": saved * under_way,
+    } | optimizer_bytes(cell, elements=elements)
 
 
 def _dense_weights(cell: Cell, model: Model) -> dict[str, int]:

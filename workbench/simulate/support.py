@@ -24,6 +24,11 @@ def exchange_unsupported_reason(cell: Cell) -> str | None:
     return _method(cell) or _scope(cell) or _extras(cell) or _ranks(cell)
 
 
+def trains(cell: Cell) -> bool:
+    """Whether the cell is a training step."""
+    return cell.scope.kind == "train_step" or (cell.scope.kind == "model" and cell.workload.phase == "train")
+
+
 def _method(cell: Cell) -> str | None:
     """Only a layer's experts have rows and constants; what else is forced has none."""
     if cell.method in ("best", "roofline") or cell.scope.kind in ESTIMATED_SCOPES:
@@ -67,8 +72,8 @@ def _kernel(cell: Cell) -> str | None:
 def _extras(cell: Cell) -> str | None:
     if cell.offload.tier != "none":
         return f"offload.tier {cell.offload.tier} {LATER}"
-    if cell.optimizer != "none":
-        return f"optimizer {cell.optimizer} {LATER}; train_step without one is there now"
+    if cell.optimizer != "none" and not trains(cell):
+        return f"optimizer {cell.optimizer} belongs to scope train_step, or to scope model of phase train"
     if cell.serving is not None:
         return f"serving {LATER}"
     if cell.goal is not None:

@@ -28,6 +28,11 @@ from workbench.workload.traffic import cell_router
 FLOPS_FACTOR = 3
 """Forward and backward over forward alone."""
 
+STATE_BYTES = {"none": 0, "sgd": 0, "adamw_bf16": 4, "adamw_fp32": 8}
+"""What an optimizer keeps of one weight beside it and its gradient: two moments for adamw, none for plain sgd."""
+MASTER_BYTES = {"none": 0, "sgd": 2, "adamw_bf16": 2, "adamw_fp32": 4}
+"""The weight that the optimizer steps, where the one that is multiplied is narrower."""
+
 
 @dataclass(frozen=True)
 class BackwardStages:
@@ -81,7 +86,7 @@ def weights_stage(cell: Cell, traffic: GroupTraffic, *, rates: Rates) -> tuple[S
     if not is_encoded(number):
         return ()
     one_R = np.ones(traffic.num_ranks)
-    moved = _expert_elements(cell, model) * (WIDE_BYTES + ELEMENT_BITS[number.format] / 8)
+    moved = expert_elements(cell) * (WIDE_BYTES + ELEMENT_BITS[number.format] / 8)
     return (copy_stage("quantise", rows_R=one_R, row_bytes=moved, rates=rates, kernels=2, part="quantise"),)
 
 
@@ -120,7 +125,7 @@ def gradient_sums(cell: Cell, num_parts: int, traffic: GroupTraffic) -> tuple[St
         return ()
     assert cell.model is not None
     rates, ones_R = rates_of(cell.cluster.hardware, cell.precision), np.ones(traffic.num_ranks)
-    moved = 3 * FLOAT32_BYTES * _expert_elements(cell, cell.model)
+    moved = 3 * FLOAT32_BYTES * expert_elements(cell)
     return (_copy("finish", (num_parts - 1) * ones_R, moved, rates, kernels=2 * (num_parts - 1)),)
 
 
@@ -129,14 +134,28 @@ def train_bytes(cell: Cell, *, pairs: float) -> dict[str, int]:
     model = cell.model
     assert model is not None
     width = ceil(model.moe_intermediate / cell.parallel.tp)
-    shared = 3 * model.hidden * ceil(model.shared_intermediate / cell.parallel.tp)
-    gradients = FLOAT32_BYTES * (_expert_elements(cell, model) + shared)
+    gradients = FLOAT32_BYTES * (expert_elements(cell) + shared_elements(cell))
     return {"gradients": gradients, "saved_activations": round(pairs * WIDE_BYTES * (2 * model.hidden + 3 * width))}
 
 
-def _expert_elements(cell: Cell, model: Model) -> int:
-    """Weights of the routed experts of one GPU."""
-    redundant = cell.balance.placement.redundant_experts
+def optimizer_bytes(cell: Cell, *, elements: int) -> dict[str, int]:
+    """State of ``cell.optimizer`` for so many weights: moments, and master weights wider than what is multiplied."""
+    if cell.optimizer == "none":
+        return {}
+    stored, master = ELEMENT_BITS[cell.precision.weights.format] / 8, MASTER_BYTES[cell.optimizer]
+    return {"optimizer": elements * (STATE_BYTES[cell.optimizer] + (master if master > stored else 0))}
+
+
+def shared_elements(cell: Cell) -> int:
+    """Weights of the shared experts of one GPU and layer."""
+    assert cell.model is not None
+    return 3 * cell.model.hidden * ceil(cell.model.shared_intermediate / cell.parallel.tp)
+
+
+def expert_elements(cell: Cell) -> int:
+    """Weights of the routed experts of one GPU and layer."""
+    model, redundant = cell.model, cell.balance.placement.redundant_experts
+    assert model is not None
     assert isinstance(redundant, int), "a planned cell has its redundancy decided"
     slots = experts_per_rank(model.num_experts, cell.ep, redundant=redundant)
     return 3 * slots * model.hidden * ceil(model.moe_intermediate / cell.parallel.tp)

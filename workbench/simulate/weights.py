@@ -80,6 +80,20 @@ def attention_bytes(attention: Attention, hidden: int, *, number: NumberFormat, 
     return output + query + latent + matrix(2 * heads * attention.head_dim, attention.kv_lora_rank)
 
 
+def dense_elements(model: Model, *, attn_tp: int = 1, pp: int = 1) -> int:
+    """Weights outside the MoE layers' experts on one GPU of the largest pipeline stage: attention, dense MLPs, routers
+    and one table of the vocabulary, the other one too without a pipeline."""
+    dense_layers = ceil((model.total_layers - model.moe_layers) / pp)
+    count = 3 * model.hidden * ceil(model.dense_intermediate / attn_tp) * dense_layers
+    count += model.hidden * model.num_experts * ceil(model.moe_layers / pp)
+    if model.attention is None:
+        return count
+    one = attention_bytes(model.attention, model.hidden, number=WIDE, attn_tp=attn_tp) // WIDE_BYTES
+    tables = 2 if pp == 1 else 1
+    vocabulary = tables * model.hidden * ceil(model.attention.vocabulary / attn_tp)
+    return count + one * ceil(model.total_layers / pp) + vocabulary
+
+
 def kv_bytes_per_token(attention: Attention, *, attn_tp: int = 1) -> int:
     """Key-value cache of one token in one layer on one GPU, bf16; MLA keeps its latent and rope part whole."""
     if attention.kind == "mla":

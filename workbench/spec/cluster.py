@@ -42,7 +42,10 @@ class ScaleOut(Frozen):
 
 
 class Hardware(Frozen):
-    """One accelerator part (or ``cpu``). TFLOP/s are dense peaks; memory is GB (10^9)."""
+    """One accelerator part (or ``cpu``). TFLOP/s are dense peaks; memory is GB (10^9).
+
+    ``rated_watts`` is the most that the part may draw by itself, without host, switches and cooling.
+    """
 
     name: Text
     vendor: Text
@@ -58,6 +61,7 @@ class Hardware(Frozen):
     pcie_gb_per_s: NonNegativeReal = 0.0
     launch_us: NonNegativeReal = 3.0
     measured_all_to_all: MeasuredAllToAll | None = None
+    rated_watts: Positive | None = None
     sources: dict[str, str] = Field(default_factory=dict)
     note: str = ""
 

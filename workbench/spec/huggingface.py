@@ -21,6 +21,8 @@ class Family:
     shared: Callable[[Fields], tuple[int, int]] = lambda fields: (0, 0)
     activation: Callable[[Fields], Activation] = lambda fields: Activation()
     expert_bias: bool = False
+    windowed: Callable[[int], int] = lambda layers: 0
+    """Of so many layers those with windowed attention, where the config gives a window and no ``layer_types``."""
     note: str = ""
 
 
@@ -108,7 +110,8 @@ _DEEPSEEK_V2 = Family("n_routed_experts", "moe_intermediate_size", "intermediate
 _DEEPSEEK_V3 = Family("n_routed_experts", "moe_intermediate_size", "intermediate_size", _after_first_dense,
                       _sigmoid_group, _shared_by_count)  # fmt: skip
 _LLAMA4 = Family("num_local_experts", "intermediate_size", "intermediate_size_mlp", _interleaved,
-                 lambda fields: SigmoidTopk(weight_on="input"), _shared_by_width("intermediate_size"))  # fmt: skip
+                 lambda fields: SigmoidTopk(weight_on="input"), _shared_by_width("intermediate_size"),
+                 windowed=lambda layers: layers - layers // 4)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
     "deepseek_v2": _DEEPSEEK_V2,
@@ -120,9 +123,11 @@ FAMILIES: dict[str, Family] = {
                         _shared_by_width("shared_expert_intermediate_size"),
                         note="The sigmoid gate on the shared expert's output is left out."),
     "qwen3_moe": Family("num_experts", "moe_intermediate_size", "intermediate_size", _sparse_step, _qwen_router),
-    "mixtral": Family("num_local_experts", "intermediate_size", None, _all_layers, lambda fields: SoftmaxTopk()),
+    "mixtral": Family("num_local_experts", "intermediate_size", None, _all_layers, lambda fields: SoftmaxTopk(),
+                      windowed=lambda layers: layers),
     "gpt_oss": Family("num_local_experts", "intermediate_size", None, _all_layers,
-                      lambda fields: TopkSoftmax(router_bias=True), activation=_gpt_oss_activation, expert_bias=True),
+                      lambda fields: TopkSoftmax(router_bias=True), activation=_gpt_oss_activation, expert_bias=True,
+                      windowed=lambda layers: (layers + 1) // 2),
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
     "minimax_m2": Family("num_local_experts", "intermediate_size", None, _all_layers, _minimax_router,
@@ -148,13 +153,27 @@ def _native_precision(fields: Fields) -> str:
     return "mxfp4_w4a16" if method == "mxfp4" else "bf16"
 
 
-def _attention(fields: Fields) -> Attention | None:
+def _windows(fields: Fields, family: Family) -> dict[str, int]:
+    """Window of attention and how many layers have it; nothing where all see everything."""
+    window = fields.count("sliding_window", "attention_chunk_size", default=0, least=0)
+    if fields.values.get("use_sliding_window") is False:
+        return {}
+    kinds = fields.values.get("layer_types")
+    if isinstance(kinds, list):
+        layers = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    else:
+        layers = family.windowed(fields.count("num_hidden_layers"))
+    return {"sliding_window": window, "sliding_layers": layers} if window and layers else {}
+
+
+def _attention(fields: Fields, family: Family) -> Attention | None:
     """None where the config does not say enough."""
     if any(fields.values.get(name) is None for name in ("num_attention_heads", "vocab_size")):
         return None
     heads = fields.count("num_attention_heads")
     common = {"num_heads": heads, "vocabulary": fields.count("vocab_size"),
-              "num_kv_heads": fields.count("num_key_value_heads", default=heads)}  # fmt: skip
+              "num_kv_heads": fields.count("num_key_value_heads", default=heads),
+              **_windows(fields, family)}  # fmt: skip
     if fields.values.get("kv_lora_rank") is None:
         return Attention(head_dim=fields.count("head_dim", default=fields.count("hidden_size") // heads), **common)
     return Attention(
@@ -224,7 +243,7 @@ def model_from_config(config: Mapping[str, Any], name: str) -> Model:
         activation=family.activation(fields),
         expert_bias=family.expert_bias,
         native_precision=_native_precision(fields),
-        attention=_attention(fields),
+        attention=_attention(fields, family),
         sources={"all": f"config.json of model_type {model_type}"},
         note=family.note,
     )

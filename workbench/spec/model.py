@@ -24,7 +24,8 @@ class Attention(Frozen):
     """What the dense part of a whole-model estimate needs; left out where the source does not say.
 
     ``head_dim`` is a value head; for ``mla`` a query head is ``head_dim + rope_head_dim`` wide and ``q_lora_rank``
-    0 means that queries are projected in one step.
+    0 means that queries are projected in one step. ``sliding_layers`` of the model's layers see the last
+    ``sliding_window`` tokens alone (or blocks of as many), and keep no others.
     """
 
     kind: Literal["gqa", "mla"] = "gqa"
@@ -35,6 +36,8 @@ class Attention(Frozen):
     kv_lora_rank: NonNegative = 0
     rope_head_dim: NonNegative = 0
     vocabulary: Count
+    sliding_window: NonNegative = 0
+    sliding_layers: NonNegative = 0
 
 
 class Model(Frozen):
