@@ -5,6 +5,7 @@ import pytest
 
 from workbench.run.fit_constants import band, band_of_splits, published_rows
 from workbench.run.held_out import by_fold, by_shape, by_token, families, fitted, rows_of, transferred
+from workbench.run.validation.lines import band_of_others, line, with_band
 from workbench.simulate.families import all_families
 from workbench.simulate.kernel_model import to_list
 
@@ -80,3 +81,25 @@ def test_few_groups_have_the_widest_of_their_bands():
     assert (low, high) == (band(two["us"][:20])[0], band(two["us"][20:])[1])
     many = frame.assign(split=np.arange(40) % 20)
     assert band_of_splits(many) == band(many["us"])
+
+
+def test_bands_come_from_other_rows_than_those_they_judge():
+    """A split that is all wrong moves every band but its own."""
+    frame = by_fold(small())
+    wrong = frame["split"].eq("2")
+    moved = frame.assign(us=frame["us"].where(~wrong, frame["us"] * BROKEN))
+    before, after = band_of_others(frame), band_of_others(moved)
+    same = np.isclose(after["band_high_us"], before["band_high_us"])
+    assert same[before["split"].eq("2")].all()
+    assert not same[before["split"].ne("2")].any()
+
+
+def test_a_line_says_whether_its_goal_holds():
+    frame = small().frame.assign(predicted_us=lambda rows: 1.1 * rows["us"], split="a")
+    frame = with_band(frame, 0.9, 1.0)
+    known = {"section": "s", "method": "m", "split": "a"}
+    fair = line(frame, goals={"mape": 12.0, "coverage": (75, 100)}, **known)
+    assert (fair.goal, fair.met, fair.coverage) == ("MAPE <= 12%; coverage 75 to 100%", True, 100.0)
+    assert fair.mape == pytest.approx(10)
+    assert line(frame, goals={"mape": 9.0}, **known).met is False
+    assert line(frame, goals={"coverage": (75, 90)}, **known).met is False

@@ -7,6 +7,7 @@ import pytest
 
 from tests.simulate.cells import cluster_of, make_cell
 from workbench.run.simulated import run_simulated
+from workbench.run.validation.installed import installed_section
 from workbench.simulate import aiconfigurator_tables, estimate
 
 PACKAGE = "aiconfigurator_core"
@@ -24,8 +25,8 @@ def installed(tmp_path, monkeypatch):
              "distribution": "balanced", "latency": 5.0 + tokens / 100}
             for tokens in (64, 1024, 16384)
         ]  # fmt: skip
-        for release, factor in (("0.5.9", 7.0), ("0.5.14", 1.0)):
-            folder = tmp_path / PACKAGE / "systems" / "data" / "l40s" / "moe" / "sglang" / release
+        for system, release, factor in (("l40s", "0.5.9", 7.0), ("l40s", "0.5.14", 1.0), ("h200_sxm", "0.5.14", 1.0)):
+            folder = tmp_path / PACKAGE / "systems" / "data" / system / "moe" / "sglang" / release
             folder.mkdir(parents=True)
             table = pd.DataFrame(rows)
             table.assign(latency=factor * table["latency"]).to_parquet(folder / "moe_perf.parquet")
@@ -66,3 +67,14 @@ def test_another_version_of_the_package_is_passed_over(installed):
     installed("0.13.0")
     assert aiconfigurator_tables.tables_dir() is None
     assert priced().method == "calibrated"
+
+
+def test_validate_meets_the_constants_with_shapes_that_only_the_installed_tables_have(installed):
+    _forget()
+    (alone,) = installed_section()
+    assert alone.count == 0
+    assert "not installed" in alone.held_out
+    installed("0.12.0")
+    lines = installed_section()
+    assert lines[0].count == 3
+    assert {(line.hardware, line.split) for line in lines if line.points} == {("h200-sxm", "never seen, sglang")}

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.simulate.estimate import Estimator
 from workbench.simulate.families import all_families
 from workbench.simulate.fitting import FEWEST_ROWS, fit, take
 from workbench.simulate.kernel_model import Constants, from_list, layer_us, least_us, peaks_of, to_list, work_of
@@ -76,6 +77,21 @@ def test_more_work_or_less_bandwidth_is_never_faster(index, pairs, touched, fact
     assert layer_us(constants, replace(one, others=1e4), PEAKS) >= us
     for name in ("bytes_per_us", "flops_per_us"):
         assert layer_us(constants, one, replace(PEAKS, **{name: factor * getattr(PEAKS, name)})) <= us * (1 + 1e-9)
+
+
+@given(st.sampled_from(range(len(all_families()))), st.floats(0, 1e5), st.integers(0, 256))
+@settings(max_examples=60, deadline=None)
+def test_no_estimate_beats_the_peaks(index, pairs, touched):
+    family = all_families()[index]
+    precision = PRECISIONS[family.precision]
+    peaks = peaks_of(load_hardware(family.hardware), precision)
+    one = work(max(pairs, float(touched)) if touched else 0.0, float(touched), precision=precision)
+    estimator = Estimator("calibrated", family, None, peaks, None, False, True, True)
+    us = estimator.us(one, rows_per_expert=1.0)
+    assert us >= max(least_us(one, peaks))
+    assert (us == 0) == (touched == 0)
+    array = replace(one, pairs=np.array([one.pairs]), touched=np.array([one.touched]))
+    assert estimator.us(array, rows_per_expert=1.0) == pytest.approx([us])
 
 
 def test_an_estimate_takes_microseconds():

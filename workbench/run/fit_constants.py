@@ -74,6 +74,9 @@ def fit_all() -> dict[str, Any]:
             "between_points": band_of_splits(inside) if kind == "own" else band(measured_over_predicted(inside)),
             "beyond_ends": band(measured_over_predicted(ends)),
         }
+        if kind == "published":
+            by_kernel = {kernel: band(measured_over_predicted(part)) for kernel, part in shapes.groupby("kernel")}
+            bands[kind]["unseen_shape_by_kernel"] = by_kernel
         entries += family_entries(rows, folds, kind=kind)
     wide = wide_rows()
     tokens = by_token(wide)

@@ -36,6 +36,16 @@ def tables_dir() -> Path | None:
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
+def layer_tables(system: str, backend: str, release: str) -> pd.DataFrame | None:
+    """One whole table in the columns of ``published``; None without it."""
+    folder = tables_dir()
+    path = folder / system / "moe" / backend / release / "moe_perf.parquet" if folder else None
+    if path is None or not path.is_file():
+        return None
+    frame = pq.read_table(path, columns=list(COLUMNS)).to_pandas().rename(columns=COLUMNS)
+    return frame.assign(hardware=system, backend=backend, version=release)
+
+
 @lru_cache(maxsize=1024)
 def installed_layers(
     system: str, backend: str, dtype: str, source: str, shape: tuple[int, int, int, int], tp: int, ep: int

@@ -33,7 +33,7 @@ from workbench.simulate.published import published
 from workbench.simulate.published_moe import (
     BEHIND_DISPATCH,
     FAMILY,
-    HARDWARE,
+    THEIR_NAMES,
     peaks_over,
     renamed,
     wide_layers,
@@ -44,7 +44,6 @@ from workbench.spec.cluster import Hardware
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
 
-THEIR_NAMES = {ours: theirs for theirs, ours in HARDWARE.items()}
 SOURCES_BY_DISPATCH = {
     "none": (), "low_latency": ("deepep_generation", "wideep"), "other": ("deepep_context", "wideep"),
 }  # fmt: skip
@@ -102,7 +101,7 @@ class Estimator:
         known = bands()[self.family.kind]
         modelled = self.family.band
         if not self.knows_shape:
-            unseen = tuple(known["unseen_shape"])
+            unseen = tuple(known.get("unseen_shape_by_kernel", {}).get(self.family.kernel, known["unseen_shape"]))
             modelled = widened(modelled, unseen) if self.family.between else unseen
         if self.transferred_from is not None:
             return widened(modelled, tuple(bands()["transfer"]["near" if self.near else "far"]))

@@ -25,6 +25,7 @@ HARDWARE = {
     "gb200": "gb200-nvl72", "b300_sxm": "b300-sxm", "gb300": "gb300-nvl72", "l40s": "l40s",
     "rtx_pro_6000_server": "rtx-pro-6000",
 }  # fmt: skip
+THEIR_NAMES = {ours: theirs for theirs, ours in HARDWARE.items()}
 PRECISION = {
     "bfloat16": "bf16", "fp8": "fp8_tensor", "fp8_block": "fp8_block", "nvfp4": "nvfp4", "w4a16_mxfp4": "mxfp4_w4a16",
     "w4a8_mxfp4_mxfp8": "mxfp4_w4a8", "int4_wo": "mxfp4_w4a16",

@@ -13,6 +13,7 @@ SECTIONS: dict[str, str] = {
     "calibrated": "workbench.run.validation.calibrated:calibrated_section",
     "transfer": "workbench.run.validation.calibrated:transfer_section",
     "own": "workbench.run.validation.own:own_section",
+    "installed": "workbench.run.validation.installed:installed_section",
     "above_peak": "workbench.run.validation.published:above_peak_section",
     "unvalidated": "workbench.run.validation.unvalidated:unvalidated_section",
 }

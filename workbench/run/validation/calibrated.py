@@ -17,7 +17,7 @@ BY_ROW = (
 )
 BY_SHAPE = (
     "all rows of a shape (hidden, intermediate, top-k, experts) left out of its family; families of one shape are not "
-    "in it; each band is made of the shapes left out of other families"
+    "in it; each band is made of the shapes left out of other families of the kernel"
 )
 BY_GPU = (
     "no row of the target GPU is used: each of its rows is the same row of the source times the model's ratio of both "

@@ -42,13 +42,14 @@ def band_of_others(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def band_of_other_families(frame: pd.DataFrame) -> pd.DataFrame:
-    """``frame`` with the band made of all rows of other families."""
+    """``frame`` with the band made of all rows of the kernel's other families."""
     frame = frame.reset_index(drop=True)
     ratio, band = measured_over_predicted(frame).to_numpy(), np.full((len(frame), 2), np.nan)
-    for at in frame.groupby(list(FAMILY), dropna=False).indices.values():
-        others = np.delete(ratio, at)
-        if len(others):
-            band[at] = np.quantile(others, QUANTILES)
+    for family, at in frame.groupby(list(FAMILY), dropna=False).indices.items():
+        others = np.array(frame["kernel"] == family[1])
+        others[at] = False
+        if others.any():
+            band[at] = np.quantile(ratio[others], QUANTILES)
     return _with_band(frame, band)
 
 

@@ -14,7 +14,7 @@ HELD_OUT = (
 )
 BEYOND = (
     "the two ends of each curve; what lies beyond the last point takes its ratio to the model; each band is made of "
-    "the ends of other families"
+    "the ends of other families of the kernel"
 )
 COVERED = "; each band is made of the family's other token counts"
 
