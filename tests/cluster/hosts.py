@@ -102,7 +102,8 @@ def why_not() -> str | None:
 class Hosts:
     """``num_hosts`` hosts of ``ranks_per_host`` Ray CPUs each, ``rate_mbit`` between any two, each direction.
 
-    ``ray`` False makes the network alone; ``jobs`` starts the job server on the head, at ``job_server``. ``rate_mbit`` None leaves the links unshaped.
+    ``ray`` False makes the network alone; ``jobs`` starts the job server on the head, at ``job_server``.
+    ``rate_mbit`` None leaves the links unshaped.
     """
 
     def __init__(

@@ -21,4 +21,6 @@ def _linked(cluster: Cluster, host_gb_per_s: float) -> Cluster:
     """The cluster with a host's link as what its ranks share; no rank is slower by itself, and nothing has latency."""
     up = ScaleUp(domain=cluster.gpus_per_node, topology="switch", gb_per_s=INSIDE_GB_PER_S, latency_us=0.0)
     out = ScaleOut(gb_per_s=host_gb_per_s, node_gb_per_s=host_gb_per_s, latency_us=0.0)
-    return cluster.model_copy(update={"hardware": cluster.hardware.model_copy(update={"scale_up": up, "scale_out": out})})
+    return cluster.model_copy(
+        update={"hardware": cluster.hardware.model_copy(update={"scale_up": up, "scale_out": out})}
+    )

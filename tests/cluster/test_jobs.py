@@ -46,7 +46,8 @@ def test_submit_brings_its_results_back_to_the_submitting_host(cluster, scenario
 
 def test_plain_ray_job_submit_as_the_document_says_it(cluster, scenario):
     results = "/tmp/ray/plain"
-    (block,) = [text for text in (ROOT / "docs" / "clusters.md").read_text().split("```") if "ray job submit" in text and "sh -c" in text]  # fmt: skip
+    blocks = (ROOT / "docs" / "clusters.md").read_text().split("```")
+    (block,) = [text for text in blocks if "ray job submit" in text and "sh -c" in text]
     line = block.strip().replace("http://HEAD:8265", cluster.job_server)
     line = line.replace("scenarios/quickstart.yaml", shlex.quote(str(scenario)))
     line = line.replace("--into results", f"--into {results}")
