@@ -18,8 +18,7 @@ FLAG_WORDS = {
     "placed_on_judged_steps": "the trace has no other steps, so experts were placed by the loads they are judged on",
     "transferred_from": "no kernel was timed on this GPU: the figure is that of {} by the peaks of both",
     "unvalidated_hardware": "no measurement of this GPU, or of one like it, has checked this figure",
-    "rebalance_experts": "placed anew by the loads of these steps, {} experts of a layer would move",
-    "rebalance_us": "placed anew by the loads of these steps, a layer's experts would need {} us to move",
+    "rebalance_us": "to place a layer's experts anew by the loads of these steps would take {} us of moving weights",
     "virtual_nodes": "nodes are virtual: their ranks share one host",
 }
 ASIDES = {

@@ -9,8 +9,8 @@ from workbench.spec.scenario import Cell
 
 
 def rebalance_flags(cell: Cell) -> list[str]:
-    """``rebalance_experts=7`` that ranks would fetch in layer 0, and ``rebalance_us=93.1`` that this would take; of a
-    cell with several steps whose placement reads loads.
+    """``rebalance_us=93.1``, until the weights of layer 0 would have moved; of a cell with several steps whose placement
+    reads loads.
 
     From the placement that the cell has to that by the loads of its last steps, with ranks of a node renamed so that
     little moves. Outside of a step, so it is no part of the latency.
@@ -23,4 +23,4 @@ def rebalance_flags(cell: Cell) -> list[str]:
     after = settled(before, place_cell(cell, recent_loads(cell)), ranks_per_node=per_node)
     movement = move(before, after, expert_bytes=expert_bytes(cell.model, cell.precision), ranks_per_node=per_node)
     us = movement_us(movement, cell.cluster.hardware, expert_tp=cell.parallel.tp)
-    return [f"rebalance_experts={movement.experts.size}", f"rebalance_us={us:.4g}"]
+    return [f"rebalance_us={us:.4g}"]
