@@ -9,8 +9,8 @@ from workbench.spec.scenario import Cell
 
 
 def rebalance_flags(cell: Cell) -> list[str]:
-    """``rebalance_us=93.1``, until the weights of layer 0 would have moved; of a cell with several steps whose placement
-    reads loads.
+    """``rebalance_us=93.1``, until the weights of layer 0 would have moved; of a cell with several steps whose
+    placement reads loads.
 
     From the placement that the cell has to that by the loads of its last steps, with ranks of a node renamed so that
     little moves. Outside of a step, so it is no part of the latency.
