@@ -73,7 +73,10 @@ class Placement(Frozen):
 
 
 class Balance(Frozen):
-    """``capacity``: factor f of Tutel's meaning; null drops nothing."""
+    """``capacity``: factor f of Tutel's meaning; null drops nothing.
+
+    ``training``: how the router is balanced over ``workload.steps``, of which the last is then measured and priced.
+    """
 
     capacity: Real | None = None
     training: Literal["none", "aux_loss", "bias"] = "none"
