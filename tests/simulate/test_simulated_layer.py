@@ -202,6 +202,7 @@ def test_records_repeat_exactly():
         ({"scope": "train_step", "precision": "mxfp4_w4a16"}, "precision.weights e2m1 is too narrow"),
         ({"kernel": "marlin"}, "kernel marlin has no rows to be priced from"),
         ({"kernel": "vllm", "precision": "mxfp8"}, "kernel vllm has no rows in mxfp8"),
+        ({"kernel": "vllm", "precision": "fp8_block", "method": "measured"}, "method measured: no record"),
         ({"scope": "train_step", "method": "calibrated"}, "method calibrated prices the experts"),
         ({"offload": {"tier": "host"}}, "offload.tier host"),
         ({"optimizer": "adamw_fp32"}, "optimizer"),

@@ -64,7 +64,7 @@ def _kernel(cell: Cell) -> str | None:
         return f"kernel {cell.kernel} has no rows to be priced from; known: {', '.join(priced_kernels())}"
     if cell.scope.kind not in ESTIMATED_SCOPES:
         return f"kernel {cell.kernel} has rows of a layer's forward alone, not of scope {cell.scope.kind}"
-    if not estimators_of(cell) and cell.method != "roofline":
+    if cell.method == "best" and not estimators_of(cell):
         return f"kernel {cell.kernel} has no rows in {cell.precision.name} to be priced from"
     return None
 

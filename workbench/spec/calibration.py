@@ -19,7 +19,7 @@ CEILING_FIELDS = ("bf16_dense_tflops", "memory_tb_per_s", "launch_us")
 def calibration_dir() -> Path:
     """The folder of this machine's calibrations: what MOE_WORKBENCH_CALIBRATION names, or one in the home folder."""
     named = os.environ.get(FOLDER)
-    return Path(named) if named else Path.home() / ".moe-workbench" / "calibration"
+    return Path(named or os.path.expanduser("~/.moe-workbench/calibration"))
 
 
 def calibrated_parts() -> tuple[str, ...]:
