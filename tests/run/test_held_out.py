@@ -74,6 +74,22 @@ def test_the_stored_constants_are_what_the_command_would_write():
     assert stored.band == pytest.approx(band(1 / (by_fold(rows).eval("predicted_us / us"))), rel=0.02)
 
 
+def test_stored_constants_describe_every_row_of_the_tables():
+    """Not held out: only that the file belongs to these tables. `validate` holds out."""
+    rows, families_by_key = published_rows(), {}
+    for one in all_families():
+        families_by_key[one.hardware, one.kernel, one.version, one.source, one.dtype] = one
+    off, inside = [], []
+    for key, at in families(rows).items():
+        stored, mine = families_by_key[key], rows.take(at)
+        ratio = mine.us / mine.modelled_us(stored.constants)
+        off.append(np.abs(1 / ratio - 1))
+        inside.append((ratio >= stored.band[0]) & (ratio <= stored.band[1]))
+    assert len(np.concatenate(off)) > 18_000
+    assert np.concatenate(off).mean() < 0.13
+    assert 0.75 < np.concatenate(inside).mean() < 0.90
+
+
 def test_few_groups_have_the_widest_of_their_bands():
     frame = small().frame.head(40).assign(predicted_us=1.0, us=np.linspace(1, 2, 40))
     two = frame.assign(split=["a"] * 20 + ["b"] * 20)
