@@ -15,8 +15,7 @@ from math import log
 import numpy as np
 import pandas as pd
 
-from workbench.simulate.aiconfigurator_tables import installed_layers
-from workbench.simulate.calibration_files import calibration_dir, read_records
+from workbench.simulate.calibration_files import calibration_dir
 from workbench.simulate.families import (
     Band,
     Family,
@@ -29,17 +28,8 @@ from workbench.simulate.families import (
 )  # fmt: skip
 from workbench.simulate.interpolation import Curve, curve_of
 from workbench.simulate.kernel_model import Number, Peaks, Work, layer_us, least_us, peaks_of
-from workbench.simulate.published import published
-from workbench.simulate.published_moe import (
-    BEHIND_DISPATCH,
-    FAMILY,
-    THEIR_NAMES,
-    peaks_over,
-    renamed,
-    wide_layers,
-    with_work,
-    work_over,
-)  # fmt: skip
+from workbench.simulate.layer_rows import Layer, carried_rows, installed_rows, own_rows
+from workbench.simulate.published_moe import BEHIND_DISPATCH, peaks_over, work_over
 from workbench.spec.cluster import Hardware
 from workbench.spec.errors import Unsupported
 from workbench.spec.precision import Precision
@@ -48,26 +38,6 @@ SOURCES_BY_DISPATCH = {
     "none": (), "low_latency": ("deepep_generation", "wideep"), "other": ("deepep_context", "wideep"),
 }  # fmt: skip
 METHODS = ("measured", "published", "calibrated")
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What decides which rows fit: sizes before the tensor-parallel split, the kind of routing (``skewed``), and the
-    dispatch that brings a rank its tokens: ``none`` where it holds all that it computes, ``low_latency`` or ``other``.
-    """
-
-    hidden: int
-    inter: int
-    top_k: int
-    num_experts: int
-    tp: int
-    ep: int
-    skewed: bool
-    dispatch: str = "none"
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.hidden, self.inter, self.top_k, self.num_experts
 
 
 @dataclass(frozen=True)
@@ -184,13 +154,13 @@ def _without_curve(one: Estimator) -> Estimator:
 def _estimator(
     family: Family, layer: Layer, hardware: Hardware, peaks: Peaks, *, source: str | None, near: bool
 ) -> Estimator:
-    rows = _installed_rows(family, layer, hardware.name) if family.kind == "published" else None
+    rows = installed_rows(family, layer, hardware.name) if family.kind == "published" else None
     if rows is not None:
         source = None
     elif family.kind == "published":
-        rows = _carried_rows(family, layer)
+        rows = carried_rows(family, layer)
     else:
-        rows = _own_rows(family, layer)
+        rows = own_rows(family, layer)
     curve = _curve(family, layer, rows)
     method = "calibrated"
     if curve is not None and family.kind == "published":
@@ -207,61 +177,3 @@ def _curve(family: Family, layer: Layer, rows: pd.DataFrame | None) -> Curve | N
     modelled_us = layer_us(family.constants, work_over(rows), peaks_over(rows))
     rows_per_expert = rows["tokens"].to_numpy(float) * layer.top_k / layer.num_experts
     return curve_of(np.log(rows_per_expert), rows["us"].to_numpy(float), modelled_us)
-
-
-def _own_rows(family: Family, layer: Layer) -> pd.DataFrame:
-    """Records of the shape; any expert parallelism, since the work of a rank is in the model."""
-    frame = read_records()
-    same = _same_shape(frame, layer) & frame["experts_alone"]
-    for name in ("hardware", "kernel", "dtype"):
-        same &= frame[name].eq(getattr(family, name))
-    return frame[same]
-
-
-def _carried_rows(family: Family, layer: Layer) -> pd.DataFrame | None:
-    """Rows of the shape and parallelism, behind a dispatch of the nearest degree of it, in the package's tables."""
-    if layer.shape not in family.shapes:
-        return None
-    if family.source in BEHIND_DISPATCH:
-        frame = wide_layers()
-    else:
-        frame = published("moe_layer")
-        frame = frame[frame["hardware"].eq(THEIR_NAMES[family.hardware]) & frame["kernel_source"].eq(family.source)]
-        frame = renamed(frame)
-    same = _same_shape(frame, layer)
-    for name in FAMILY:
-        same &= frame[name].eq(getattr(family, name))
-    frame = frame[same]
-    ep = layer.ep
-    if family.source in BEHIND_DISPATCH and len(frame):
-        # What a rank does there depends on its own experts and pairs alone, which are in the model.
-        ep = min(frame["ep"].unique(), key=lambda degree: abs(log(degree / layer.ep)))
-    return _usable(frame[frame["ep"].eq(ep)], layer)
-
-
-def _installed_rows(family: Family, layer: Layer, hardware: str) -> pd.DataFrame | None:
-    """Rows of the family's kernel on the cell's own GPU in the tables that the user installed."""
-    if hardware not in THEIR_NAMES:
-        return None
-    system = THEIR_NAMES[hardware]
-    frame = installed_layers(system, family.kernel, family.dtype, family.source, layer.shape, layer.tp, layer.ep)
-    return None if frame is None else _usable(renamed(frame), layer)
-
-
-def _usable(frame: pd.DataFrame, layer: Layer) -> pd.DataFrame:
-    """Rows below the peak; of skewed ones alone for skewed routing.
-
-    Even routing takes the mean of all distributions: what the model misses is much the same for each.
-    """
-    if layer.skewed:
-        frame = frame[frame["distribution"].ne("balanced")]
-    frame = frame.reset_index(drop=True)
-    frame = frame if "above_peak" in frame else with_work(frame)
-    return frame[~frame["above_peak"]].reset_index(drop=True)
-
-
-def _same_shape(frame: pd.DataFrame, layer: Layer) -> pd.Series:
-    same = frame["tp"].eq(layer.tp)
-    for name in ("hidden", "inter", "top_k", "num_experts"):
-        same &= frame[name].eq(getattr(layer, name))
-    return same

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from workbench.simulate.compute import Rates, Stage
-from workbench.simulate.estimate import Estimator, Layer, find_estimators
+from workbench.simulate.estimate import Estimator, find_estimators
 from workbench.simulate.families import Band
 from workbench.simulate.kernel_model import Work, work_of
+from workbench.simulate.layer_rows import Layer
 from workbench.simulate.traffic import GroupTraffic
 from workbench.spec.scenario import Cell
 
