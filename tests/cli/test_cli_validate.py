@@ -29,6 +29,14 @@ def test_validate_prints_lines_with_goals_and_writes_its_table(tmp_path, capsys)
     assert again.loc[("measured", "token count"), "coverage"] == pytest.approx(line["coverage"])
 
 
+def test_validate_times_one_estimate(tmp_path, capsys):
+    table = str(tmp_path / "v.parquet")
+    assert main(["validate", "--section", "speed", "--format", "json", "-o", table]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["validation"]
+    assert line["met"] is True, line["held_out"]
+    assert len(read_points(tmp_path / "v.parquet")) == 0
+
+
 def test_validate_says_what_no_measurement_has_checked(tmp_path, capsys):
     table = str(tmp_path / "v.parquet")
     assert main(["validate", "--section", "unvalidated", "--section", "above_peak", "-o", table]) == 0

@@ -12,6 +12,7 @@ SECTIONS: dict[str, str] = {
     "wide_ep": "workbench.run.validation.published:wide_ep_section",
     "calibrated": "workbench.run.validation.calibrated:calibrated_section",
     "transfer": "workbench.run.validation.calibrated:transfer_section",
+    "speed": "workbench.run.validation.speed:speed_section",
     "own": "workbench.run.validation.own:own_section",
     "installed": "workbench.run.validation.installed:installed_section",
     "above_peak": "workbench.run.validation.published:above_peak_section",
