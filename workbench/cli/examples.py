@@ -24,6 +24,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "moe-workbench compare latest --against nightly --fail-if slower:5%",
     ),
     "report": ("moe-workbench report latest -o report.html",),
+    "claims": ("moe-workbench claims latest --results results -o claims.md",),
     "performance": ("moe-workbench performance -o docs/performance.md",),
     "dashboard": ("moe-workbench dashboard --results results",),
     "doctor": ("moe-workbench doctor --format json",),

@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "compare": "workbench.cli.compare:compare",
     "report": "workbench.cli.report:report",
     "performance": "workbench.cli.report:performance",
+    "claims": "workbench.cli.report:claims",
     "dashboard": "workbench.cli.report:dashboard",
     "doctor": "workbench.cli.doctor:doctor",
     "tune": "workbench.cli.tune:tune",

@@ -49,7 +49,30 @@ def performance(
     from workbench.store.run_folder import open_run
 
     folder = open_run(results or reference_dir(), run)
-    page = performance_page(read_table(folder, "cells").frame, folder.manifest())
+    _write(performance_page(read_table(folder, "cells").frame, folder.manifest()), output)
+
+
+def claims(
+    run: RunArgument = "claim",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Markdown file; printed if left out.")] = None,
+    results: Annotated[Path | None, typer.Option("--results", help="Folder of runs; the recorded ones if left out.")]
+    = None,
+) -> None:  # fmt: skip
+    """What the field repeats about MoE layers, and under which conditions a run of scenarios/claims bears it out."""
+    from workbench.plan import plan_cells
+    from workbench.report.claims import CLAIMS, claims_page
+    from workbench.spec.catalog_files import reference_dir, scenarios_dir
+    from workbench.spec.scenario_file import load_scenario
+    from workbench.store.reader import read_table
+    from workbench.store.run_folder import open_run
+
+    folder = open_run(results or reference_dir(), run)
+    suites = {claim.suite: scenarios_dir() / "claims" / f"{claim.suite}.yaml" for claim in CLAIMS}
+    planned = {name: [cell.cell_id for cell in plan_cells(load_scenario(path))] for name, path in suites.items()}
+    _write(claims_page(read_table(folder, "cells").frame, planned, run_id=folder.run_id), output)
+
+
+def _write(page: str, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(page)
     else:
