@@ -48,8 +48,8 @@ def growth(cells: pd.DataFrame) -> Judged:
         ranges.append(f"{min(exponents):.2f} to {max(exponents):.2f} with {strategy}")
     columns = ["", "bytes in all", "bytes a GPU", "exponent"]
     text = (
-        f"With as many tokens a GPU, bytes grow with the GPUs to the power {' and '.join(ranges)}. Each token goes to k "
-        "experts wherever they are, so what a GPU sends ends at k copies a token; one copy a node is shared by fewer "
+        f"With as many tokens a GPU, bytes grow with the GPUs to the power {' and '.join(ranges)}. Each token goes to "
+        "k experts wherever they are, so what a GPU sends ends at k copies a token; one copy a node is shared by fewer "
         "experts as nodes grow in number. What grows quadratically is the number of pairs that exchange messages."
     )
     return text, pd.DataFrame(rows, columns=columns)
