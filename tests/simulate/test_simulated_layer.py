@@ -198,7 +198,7 @@ def test_records_repeat_exactly():
         ({"method": "measured", "precision": "mxfp4"}, "method measured"),
         ({"method": "published"}, "method published"),
         ({"method": "calibrated", "precision": "nvfp4"}, "method calibrated"),
-        ({"scope": "model"}, "scope model"),
+        ({"optimizer": "sgd"}, "optimizer sgd"),
         ({"scope": "train_step", "precision": "mxfp4_w4a16"}, "precision.weights e2m1 is too narrow"),
         ({"kernel": "marlin"}, "kernel marlin has no rows to be priced from"),
         ({"kernel": "vllm", "precision": "mxfp8"}, "kernel vllm has no rows in mxfp8"),

@@ -19,6 +19,9 @@ FLAG_WORDS = {
     "transferred_from": "no kernel was timed on this GPU: the figure is that of {} by the peaks of both",
     "unvalidated_hardware": "no measurement of this GPU, or of one like it, has checked this figure",
     "rebalance_us": "to place a layer's experts anew by the loads of these steps would take {} us of moving weights",
+    "limit": "prompts a second are limited by {}",
+    "kv_transfer_us": "the cache of a prompt travels {} us between the pools",
+    "prefill_strategy": "prompts are too many tokens for low_latency and go by {}",
     "virtual_nodes": "nodes are virtual: their ranks share one host",
 }
 ASIDES = {
@@ -30,6 +33,10 @@ ASIDES = {
     "eplb": "eplb placed the experts in its {} way",
     "trained_steps": "the router was balanced over {} steps before the one that is judged",
     "band_of_expert_stages": "the band is that of the expert stages; messages and other stages have none in it",
+    "dense_roofline": "attention, dense parts and the vocabulary are at the speed of light, the least they can take",
+    "aggregated": "prompts are computed between decode steps on the same GPUs",
+    "disaggregated": "two pools: throughput is over the GPUs of both, latency that of the decode pool",
+    "overlap_hidden_us": "messages travel beside computation, which takes that much off the latency",
     "conversion_ms": "the weights were converted for this kernel beforehand",
 }
 """Flags that need no mark at each row."""

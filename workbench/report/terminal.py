@@ -156,6 +156,7 @@ def _figure_columns(cells: pd.DataFrame, best: pd.Series) -> dict[str, list[str]
         latencies = [text + mark if text != MISSING else text for text, mark in zip(latencies, marks, strict=True)]
     columns = {
         "latency (95% interval)" if with_interval else "latency": latencies,
+        **_serving_columns(cells),
         "rel error": [number_text(value) for value in cells["rel_error"]],
         "comm": [percent_text(value) for value in cells["comm_fraction"]],
         "scale-out": [bytes_text(value) for value in cells["scale_out_bytes"]],
@@ -164,3 +165,14 @@ def _figure_columns(cells: pd.DataFrame, best: pd.Series) -> dict[str, list[str]
         "math": [MISSING if pd.isna(value) else str(value) for value in cells["math_path"]],
     }
     return {name: texts for name, texts in columns.items() if any(text != MISSING for text in texts)}
+
+
+def _serving_columns(cells: pd.DataFrame) -> dict[str, list[str]]:
+    """Rates of whole models; of single layers they would say nothing."""
+    whole = cells["scope"] == "model"
+    return {
+        "tok/s/GPU": [number_text(value) for value in cells["tokens_per_s_per_gpu"].where(whole)],
+        "TTFT": [interval_text(None, value, None) for value in cells["ttft_us"].where(whole)],
+        "TPOT": [interval_text(None, value, None) for value in cells["tpot_us"].where(whole)],
+        "$/Mtok": [number_text(value) for value in cells["usd_per_million_tokens"].where(whole)],
+    }

@@ -10,6 +10,7 @@ from workbench.run.chunks import require_overlap
 from workbench.run.describe import Shortage, failed, infeasible, unsupported
 from workbench.run.simulated_layer import layer_outcome
 from workbench.run.simulated_micro import micro_outcome
+from workbench.run.simulated_model import model_outcome
 from workbench.simulate.experts import choice_of
 from workbench.simulate.layer import LayerCost, price_layer
 from workbench.simulate.memory import MemoryFit, layer_fit
@@ -45,6 +46,8 @@ def run_simulated(cell: Cell) -> Outcome:
 
 
 def _priced(cell: Cell) -> Outcome:
+    if cell.scope.kind == "model":
+        return model_outcome(cell)
     if cell.scope.kind not in PRICED_SCOPES:
         return micro_outcome(cell, method=ROOFLINE)
     traffic = group_traffic(cell, step=_priced_steps(cell)[0])

@@ -23,6 +23,7 @@ from workbench.simulate.compute import above_peak, expert_flops, rates_of
 from workbench.simulate.experts import Choice
 from workbench.simulate.layer import LayerCost
 from workbench.simulate.memory import MemoryFit, model_fit
+from workbench.simulate.support import trains
 from workbench.simulate.traffic import GroupTraffic
 from workbench.simulate.train import FLOPS_FACTOR
 from workbench.spec.record import Outcome, Record
@@ -133,7 +134,7 @@ def byte_fields(cell: Cell, layers: list[LayerCost], *, first: GroupTraffic, sca
         "dispatch": payload_bytes(hidden, dispatch.dispatch_dtype),
         "combine": payload_bytes(hidden, dispatch.combine_dtype),
     }
-    if cell.scope.kind == "train_step":
+    if trains(cell):
         payload |= {f"{part}.backward": payload_bytes(hidden, WIRE_DTYPE) for part in ("combine", "dispatch")}
     physical = up = out = 0.0
     for leg in (leg for cost in layers for leg in cost.legs):

@@ -8,7 +8,7 @@ from workbench.spec.precision import ELEMENT_BITS
 from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
 
 LAYER_SCOPES = ("layer", "layer_no_router")
-PRICED_SCOPES = (*LAYER_SCOPES, "train_step")
+PRICED_SCOPES = (*LAYER_SCOPES, "train_step", "model")
 LATER = "comes with the simulator's later methods"
 
 
@@ -42,7 +42,9 @@ def _scope(cell: Cell) -> str | None:
         return f"scope {kind} {LATER}; layer is there now"
     if kind in PRICED_SCOPES and cell.model is None:
         return f"scope {kind} needs a model"
-    return _training(cell) if kind == "train_step" else None
+    if kind == "model" and cell.model is not None and cell.model.attention is None:
+        return "scope model needs model.attention: its heads, widths and vocabulary"
+    return _training(cell) if trains(cell) else None
 
 
 def _training(cell: Cell) -> str | None:
@@ -51,9 +53,9 @@ def _training(cell: Cell) -> str | None:
     formats = {"weights": precision.weights, "activations": precision.activations, "gradients": gradients}
     for name, number in formats.items():
         if ELEMENT_BITS[number.format] < 8:
-            return f"scope train_step: precision.{name} {number.format} is too narrow to train in"
+            return f"training: precision.{name} {number.format} is too narrow to train in"
         if precision.scaling == "delayed" and number.granularity not in ("none", "tensor"):
-            return f"scope train_step: precision.scaling delayed wants tensor-wide scales, not {number.granularity}"
+            return f"training: precision.scaling delayed wants tensor-wide scales, not {number.granularity}"
     return None
 
 
@@ -74,16 +76,16 @@ def _extras(cell: Cell) -> str | None:
         return f"offload.tier {cell.offload.tier} {LATER}"
     if cell.optimizer != "none" and not trains(cell):
         return f"optimizer {cell.optimizer} belongs to scope train_step, or to scope model of phase train"
-    if cell.serving is not None:
-        return f"serving {LATER}"
     if cell.goal is not None:
-        return "goal belongs to plan --search, which comes later"
+        return "goal is for plan --search, which names the best configuration; run that one without a goal"
     return None
 
 
 def _ranks(cell: Cell) -> str | None:
     if cell.ep > MAX_RANKS:
         return f"parallel.ep {cell.ep}: ranks are priced one by one, up to {MAX_RANKS}; larger groups come later"
-    if cell.parallel.tp > cell.cluster.gpus_per_node:
-        return f"parallel.tp {cell.parallel.tp} spans nodes of {cell.cluster.gpus_per_node} GPUs, which is not priced"
+    for name in ("tp", "attn_tp"):
+        degree, per_node = getattr(cell.parallel, name), cell.cluster.gpus_per_node
+        if degree > per_node:
+            return f"parallel.{name} {degree} spans nodes of {per_node} GPUs, which is not priced"
     return None

@@ -7,6 +7,7 @@ from workbench.spec.dispatch import Parallel
 from workbench.spec.faults import Fault
 from workbench.spec.identity import cell_id
 from workbench.spec.parallel import least_redundancy
+from workbench.spec.pools import Decided, with_pools
 from workbench.spec.router import Recorded
 from workbench.spec.rules import (
     RECORDED_FORMS,
@@ -23,23 +24,16 @@ _CARRIED = ("scope", "precision", "kernel", "dispatch", "offload", "optimizer", 
 
 
 def resolve_cell(read: ReadBlock, *, scenario: str, group: str) -> tuple[Cell | None, list[Fault]]:
-    """The cell of a block, or every rule that it breaks."""
-    parallel, faults = _parallel(read)
-    if faults:
+    """The cell of a block, or every rule that it breaks. With ``serving`` it is that of the decode pool."""
+    if read.block.serving is not None:
+        read, faults = with_pools(read, _decided)
+        if faults:
+            return None, faults
+    decided, faults = _decided(read)
+    if decided is None:
         return None, faults
-    assert parallel.ep is not None
-    router, redundant = _router(read), _redundant(read, parallel.ep)
-    faults = [
-        *parallel_faults(read, parallel),
-        *model_faults(read, parallel),
-        *router_faults(read, router),
-        *placement_faults(read, parallel.ep, redundant),
-        *scope_faults(read),
-    ]
-    if faults:
-        return None, faults
-    block = read.block
-    placement = block.balance.placement.model_copy(update={"redundant_experts": redundant})
+    parallel, balance = decided
+    router, block = _router(read), read.block
     values: dict[str, Any] = {name: getattr(block, name) for name in (*_CARRIED, "measure")} | {
         "scenario": scenario,
         "group": group,
@@ -48,11 +42,29 @@ def resolve_cell(read: ReadBlock, *, scenario: str, group: str) -> tuple[Cell | 
         "parallel": parallel,
         "router": router,
         "workload": _workload(read),
-        "balance": block.balance.model_copy(update={"placement": placement}),
+        "balance": balance,
         "trace_digest": read.trace.digest if read.trace else None,
     }
     digest = read.data_file.digest if read.data_file else None
     return Cell(cell_id=cell_id(values, data_digest=digest), **values), []
+
+
+def _decided(read: ReadBlock) -> tuple[Decided | None, list[Fault]]:
+    """Degrees and redundancy of a block, or every rule that it breaks."""
+    parallel, faults = _parallel(read)
+    if faults:
+        return None, faults
+    assert parallel.ep is not None
+    redundant, balance = _redundant(read, parallel.ep), read.block.balance
+    faults = [
+        *parallel_faults(read, parallel),
+        *model_faults(read, parallel),
+        *router_faults(read, _router(read)),
+        *placement_faults(read, parallel.ep, redundant),
+        *scope_faults(read),
+    ]
+    placement = balance.placement.model_copy(update={"redundant_experts": redundant})
+    return (None if faults else (parallel, balance.model_copy(update={"placement": placement}))), faults
 
 
 def _parallel(read: ReadBlock) -> tuple[Parallel, list[Fault]]:

@@ -59,16 +59,27 @@ MODEL_FREE_SCOPES = ("all_to_all", "grouped_gemm", "quantize")
 
 
 class Pool(Frozen):
-    """One of the two pools of disaggregated serving."""
+    """One of the two pools of disaggregated serving: ``replicas`` of a group of GPUs.
+
+    What it leaves out is the block's. ``tokens_per_rank`` left out is one prompt a rank for prefill, and the workload's
+    for decode.
+    """
 
     cluster: Text | ClusterRef
     parallel: Parallel = Parallel()
     replicas: Count = 1
-    precision: PrecisionSpec = PRECISIONS["bf16"]
+    precision: PrecisionSpec | None = None
+    kernel: Text | None = None
+    dispatch: Dispatch | None = None
+    balance: Balance | None = None
+    tokens_per_rank: Count | None = None
 
 
 class Serving(Frozen):
-    """Separate prefill and decode pools."""
+    """Separate prefill and decode pools. ``kv_transfer_gb_per_s`` is what one GPU sends of key-value caches.
+
+    A planned cell describes its decode pool; the prefill pool stands here with nothing left open.
+    """
 
     prefill: Pool
     decode: Pool
