@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.expert_copy import ExpertCopies
 from kernels.expert_parts import map_parts, parts_of
 from kernels.moe import ExpertWeights
 
@@ -97,7 +98,7 @@ class ExpertCache:
         host = host.packed() if device.type == "cuda" else host
         self._host_parts = parts_of(host)
         self.weights = map_parts(host, lambda part: part.new_empty((num_slots, *part.shape[1:]), device=device))
-        self._slot_parts = parts_of(self.weights)
+        self._copies = ExpertCopies(self._host_parts, parts_of(self.weights))
         self.expert_bytes = sum(part[0].nbytes for part in self._host_parts)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._initial = tuple(initial)
@@ -193,10 +194,8 @@ class ExpertCache:
         if self._stream is not None:  # what is already given to the device may still read the slots
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            # In one call, as few copies are over before a loop of Python has given them all to the device.
-            targets = [part[slot] for part in self._slot_parts for _, slot in places]
-            sources = [part[expert] for part in self._host_parts for expert, _ in places]
-            torch._foreach_copy_(targets, sources, non_blocking=True)
+            for expert, slot in places:
+                self._copies.copy(expert, slot)
         if self._stream is None:
             self.counters.wall_us += (time.perf_counter() - start) * 1e6
         else:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernels.activation import Activation
+from kernels.expert_copy import ExpertCopies
 from kernels.expert_parts import host_parts, parts_of
 from kernels.moe import moe_layer, prepare_weights
 from kernels.offload import POLICIES, ExpertCache
@@ -237,3 +238,18 @@ def test_waves_fit_the_slots_and_start_with_residents(host):
     assert cache.waves(list(range(12)), overlap=False) == [[8, 9, 10, 0, 1, 2], [3, 4, 5, 6, 7, 11]]
     assert cache.waves(list(range(12)), overlap=True) == [[8, 9, 10], [0, 1, 2], [3, 4, 5], [6, 7, 11]]
     assert cache.waves([], overlap=True) == cache.waves([], overlap=False) == []
+
+
+@pytest.mark.parametrize("large_bytes", [1, 300, 1 << 20])
+def test_an_expert_arrives_whole_whether_its_parts_travel_alone_or_together(large_bytes):
+    generator = torch.Generator().manual_seed(1)
+    shapes = {(7, 5): torch.uint8, (64,): torch.float32, (3,): torch.bfloat16, (2, 100): torch.int16, (): torch.float32,
+              (0,): torch.uint8}  # fmt: skip
+    host = [torch.randint(0, 99, (3, *shape), generator=generator).to(dtype) for shape, dtype in shapes.items()]
+    slots = [torch.zeros(2, *part.shape[1:], dtype=part.dtype) for part in host]
+    copies = ExpertCopies(host, slots, large_bytes=large_bytes)
+    copies.copy(2, 0)
+    copies.copy(0, 1)
+    for part, held in zip(host, slots, strict=True):
+        assert torch.equal(held[0], part[2])
+        assert torch.equal(held[1], part[0])
