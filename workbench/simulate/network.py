@@ -12,19 +12,25 @@ that gets them, which is also what a ring moves through each link. Padding trave
 Rounds follow one another for all ranks at once: a hop in rounds costs the sum of its rounds, each with its latency and
 its slowest rank. Ranks really wait for their own peer alone, so this is the most that skew can add up to.
 
-Idealised: links reach their data-sheet rate at every message size, hops follow one another without gaps and without
-pipelining, nothing else uses the network, and rails never collide. What takes a network off that is in ``penalties``.
+Hops follow one another without gaps, unless the strategy streams rows through them (``LinkRates.copied``): then the
+slowest of their links and of the SMs that copy between them decides.
+
+Idealised by data sheet: links reach their rate at every message size, nothing else uses the network, and rails never
+collide. What takes a network off that is in ``penalties``; ``links`` has the rates and latencies that were measured.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil, log2
 
 import numpy as np
 
+from workbench.simulate.link_rates import LinkRates, link_rates
 from workbench.simulate.loads import HopLoad, PortLoad, RoundLoads, hop_load
-from workbench.simulate.penalties import CROSS, CROSS_RATE, INCAST_RATE, RAIL
-from workbench.spec.cluster import Cluster, Hardware
 from workbench.spec.errors import Unsupported
+
+__all__ = ["HopCost", "LinkRates", "all_reduce_us", "count_exchange_us", "link_rates", "price_hop", "price_hops"]
 
 MESSAGE_US = 0.1
 """Assumed cost of starting one message, 10 million a second for each GPU; messages overlap with bytes."""
@@ -35,31 +41,11 @@ UP_FIELD, OUT_FIELD = "cluster.links.scale_up_gb_per_s", "cluster.links.scale_ou
 
 
 @dataclass(frozen=True)
-class LinkRates:
-    """One direction of one GPU's links: bytes a microsecond and microseconds of latency.
-
-    ``node`` is what the ranks of a node share; None where nothing is shared. ``memory`` is a GPU's own, for what stays.
-    ``alpha_us`` are costs of a scale-out message, along a rail and across; ``incast`` the part of a NIC's rate that is
-    left where several ranks send to it.
-    """
-
-    up_bytes_per_us: float
-    peer_bytes_per_us: float | None
-    out_bytes_per_us: float
-    up_latency_us: float
-    out_latency_us: float
-    node_bytes_per_us: float | None = None
-    cross_bytes_per_us: float | None = None
-    memory_bytes_per_us: float | None = None
-    alpha_us: tuple[float, float] = (0.0, 0.0)
-    incast: float = 1.0
-
-
-@dataclass(frozen=True)
 class HopCost:
     """Microseconds of a hop: each rank's links [R], node NICs by rank [R], and the hop as a whole.
 
-    ``rank_us_R`` is a rank's own time with its latencies, ``total_us`` the latencies and the slowest rank.
+    ``rank_us_R`` is a rank's own time with its latencies, ``total_us`` the latencies and the slowest rank; of a hop that
+    streams into the next, what it adds to the hops before it. ``method`` and ``band`` are those of the links.
     """
 
     name: str
@@ -74,6 +60,8 @@ class HopCost:
     latency_us: float
     rank_us_R: np.ndarray
     total_us: float
+    method: str = "roofline"
+    band: tuple[float, float] | None = None
 
     @property
     def parts_us(self) -> dict[str, float]:
@@ -89,38 +77,11 @@ class HopCost:
         return busiest | {"latency": self.latency_us}
 
 
-def link_rates(cluster: Cluster) -> LinkRates:
-    """Rates of one GPU's links, overrides of the cluster already merged into its hardware."""
-    hardware = cluster.hardware
-    up, out = hardware.scale_up, hardware.scale_out
-    narrowed, on = max(1.0, out.oversubscription), out.penalties
-    rate = out.gb_per_s * 1e3 / narrowed
-    small, across = "small_messages" in on, "cross_rail" in on
-    up_latency_us, up_rate = _measured_up(hardware) if small else (up.latency_us, up.gb_per_s * 1e3)
-    cross = CROSS.rate if small else CROSS_RATE
-    return LinkRates(
-        up_bytes_per_us=up_rate,
-        peer_bytes_per_us=up.per_peer_gb_per_s * 1e3 if up.topology == "mesh" and up.per_peer_gb_per_s else None,
-        out_bytes_per_us=rate * RAIL.rate if small else rate,
-        up_latency_us=up_latency_us,
-        out_latency_us=out.latency_us,
-        node_bytes_per_us=out.node_gb_per_s * 1e3 / narrowed if out.node_gb_per_s else None,
-        cross_bytes_per_us=rate * cross if across else None,
-        memory_bytes_per_us=hardware.memory_tb_per_s * 1e6,
-        alpha_us=(RAIL.alpha_us, CROSS.alpha_us if across else RAIL.alpha_us) if small else (0.0, 0.0),
-        incast=INCAST_RATE if "incast" in on else 1.0,
-    )
-
-
-def _measured_up(hardware: Hardware) -> tuple[float, float]:
-    """Latency and bytes a microsecond inside a node, as published for the part's NCCL all-to-all where they are.
-
-    Its bandwidth counts what a rank sends itself, which travels nowhere.
-    """
-    up, fit = hardware.scale_up, hardware.measured_all_to_all
-    if fit is None:
-        return up.latency_us, up.gb_per_s * 1e3
-    return fit.alpha_us, fit.algbw_gb_per_s * 1e3 * (fit.num_gpus - 1) / fit.num_gpus
+def _up_us(rows: np.ndarray, row_bytes: float, links: LinkRates) -> np.ndarray:
+    """Above the latency, which a curve counts as its floor."""
+    if links.up_curve is None:
+        return _link_us(rows, row_bytes, links.up_bytes_per_us, field=UP_FIELD)
+    return links.up_curve.busy_us(rows * row_bytes)
 
 
 def _link_us(rows: np.ndarray, row_bytes: float, rate: float, *, field: str) -> np.ndarray:
@@ -139,7 +100,7 @@ def _out_us(rail: np.ndarray, cross: np.ndarray, row_bytes: float, links: LinkRa
 
 def _port_us(port: PortLoad, hop: HopLoad, links: LinkRates, row_bytes: float) -> tuple[np.ndarray, ...]:
     """One direction: scale-up, NIC, the node's NIC."""
-    up_us_R = _link_us(port.up_R, row_bytes, links.up_bytes_per_us, field=UP_FIELD)
+    up_us_R = _up_us(port.up_R, row_bytes, links)
     out_us_R = _out_us(port.rail_R, port.cross_R, row_bytes, links)
     if not hop.per_row and hop.rounds is None:
         along_us, across_us = links.alpha_us
@@ -175,7 +136,34 @@ def price_hop(hop: HopLoad, links: LinkRates, *, row_bytes: float) -> HopCost:
         total_us = max(total_us, float(copy.max()))
         rank_us_R = np.where(own_us_R > 0, np.minimum(own_us_R + latency_us, total_us), 0.0)
     costs = (up_sent, up_received, out_sent, out_received, node_sent, node_received, messages, copy)
-    return HopCost(hop.name, *costs, latency_us, rank_us_R, total_us)
+    return HopCost(hop.name, *costs, latency_us, rank_us_R, total_us, links.method, links.band)
+
+
+def price_hops(hops: Sequence[HopLoad], links: LinkRates, *, row_bytes: float) -> tuple[HopCost, ...]:
+    """The hops of an exchange in their order, each from when those before it are done.
+
+    Streamed hops end together at the slowest of a rank's links in any hop and of its SMs, which copy what it hands
+    over or takes in, in all hops together.
+    """
+    costs = tuple(price_hop(hop, links, row_bytes=row_bytes) for hop in hops)
+    if links.copied is None or not hops:
+        return costs
+    handled_R = row_bytes * sum(np.maximum(hop.sent_R, hop.received_R) for hop in hops)
+    copied_R = np.where(handled_R > 0, links.copied.at(handled_R), 0.0)
+    wait_us = links.barrier_us * _doublings(hops[0].node_R)
+    done_HR = np.maximum.accumulate([np.where(cost.rank_us_R > 0, cost.rank_us_R + wait_us, 0.0) for cost in costs])
+    done_HR[-1] = np.maximum(done_HR[-1], np.where(copied_R > 0, copied_R + wait_us, 0.0))
+    ends_us, before_us = done_HR.max(axis=1), 0.0
+    streamed = []
+    for cost, done_R, end_us in zip(costs, done_HR, ends_us.tolist(), strict=True):
+        streamed.append(replace(cost, rank_us_R=np.maximum(0.0, done_R - before_us), total_us=end_us - before_us))
+        before_us = end_us
+    return tuple(streamed)
+
+
+def _doublings(node_R: np.ndarray) -> int:
+    """Rounds of a barrier beyond those of two nodes."""
+    return max(0, ceil(log2(int(node_R.max()) + 1)) - 1)
 
 
 def _messages(port: PortLoad, hop: HopLoad) -> np.ndarray:
@@ -186,10 +174,12 @@ def _messages(port: PortLoad, hop: HopLoad) -> np.ndarray:
 def _rounds_us(rounds: RoundLoads, links: LinkRates, row_bytes: float) -> tuple[float, float]:
     """Latencies of all rounds, and latencies and slowest ranks together; a round is one message a rank."""
     out_S = rounds.rail_S + rounds.cross_S > 0
-    latency_S = np.where(out_S, links.out_latency_us, np.where(rounds.up_S > 0, links.up_latency_us, 0.0))
+    latency_S = np.where(out_S, links.out_latency_us, np.where(rounds.up_S > 0, _up_latency_us(links), 0.0))
     along_us, across_us = links.alpha_us
     alpha_S = np.maximum(np.where(rounds.rail_S > 0, along_us, 0.0), np.where(rounds.cross_S > 0, across_us, 0.0))
-    up_S = _link_us(rounds.up_S, row_bytes, links.peer_bytes_per_us or links.up_bytes_per_us, field=UP_FIELD)
+    up_S = _up_us(rounds.up_S, row_bytes, links)
+    if links.peer_bytes_per_us:
+        up_S = np.maximum(up_S, _link_us(rounds.up_S, row_bytes, links.peer_bytes_per_us, field=UP_FIELD))
     none_S = np.zeros_like(rounds.rail_S)
     busiest = [up_S, alpha_S + np.maximum(
         _out_us(rounds.rail_S, none_S, row_bytes, links), _out_us(none_S, rounds.cross_S, row_bytes, links)
@@ -202,7 +192,11 @@ def _rounds_us(rounds: RoundLoads, links: LinkRates, row_bytes: float) -> tuple[
 def _latency_us(hop: HopLoad, links: LinkRates) -> float:
     if hop.out_sent_R.any():
         return links.out_latency_us
-    return links.up_latency_us if hop.up_sent_R.any() else 0.0
+    return _up_latency_us(links) if hop.up_sent_R.any() else 0.0
+
+
+def _up_latency_us(links: LinkRates) -> float:
+    return links.up_latency_us if links.up_curve is None else max(links.up_latency_us, links.up_curve.floor_us)
 
 
 def count_exchange_us(hops: tuple[HopLoad, ...], links: LinkRates, *, node_R: np.ndarray) -> float:
@@ -211,7 +205,7 @@ def count_exchange_us(hops: tuple[HopLoad, ...], links: LinkRates, *, node_R: np
     R - 1 messages of 8 bytes, a hop in rounds or with few peers too: ranks cannot know who has nothing for them.
     """
     asked = sum(not hop.announced for hop in hops)
-    if len(node_R) == 1 or not asked:
+    if len(node_R) == 1 or not asked or links.counts_inside:
         return 0.0
     return asked * _counts_us(tuple(np.asarray(node_R).tolist()), links)
 
@@ -228,6 +222,8 @@ def all_reduce_us(num_bytes: float, *, num_ranks: int, links: LinkRates) -> floa
     """Reduce-scatter and all-gather inside a scale-up domain: 2 (n - 1) / n of the bytes, two latencies."""
     if num_ranks == 1:
         return 0.0
+    if links.reduce_curve is not None:
+        return float(links.reduce_curve.at(num_bytes))
     if not links.up_bytes_per_us:
         raise Unsupported("tensor parallelism needs a scale-up link: set cluster.links.scale_up_gb_per_s")
     return 2 * links.up_latency_us + 2 * (num_ranks - 1) / num_ranks * num_bytes / links.up_bytes_per_us
