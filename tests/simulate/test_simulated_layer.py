@@ -204,7 +204,7 @@ def test_records_repeat_exactly():
         ({"kernel": "vllm", "precision": "mxfp8"}, "kernel vllm has no rows in mxfp8"),
         ({"kernel": "vllm", "precision": "fp8_block", "method": "measured"}, "method measured: no record"),
         ({"scope": "train_step", "method": "calibrated"}, "method calibrated prices the experts"),
-        ({"offload": {"tier": "host"}}, "offload.tier host"),
+        ({"offload": {"tier": "nvme"}}, "offload.tier nvme"),
         ({"optimizer": "adamw_fp32"}, "optimizer"),
         ({"goal": {}}, "goal"),
         ({"dispatch": {"overlap": {"kind": "chunk", "degree": 2}}, "ep": 1}, "parallel.ep is 1"),

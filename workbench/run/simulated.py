@@ -8,12 +8,14 @@ expert stages; other stages and messages stand in it as they are.
 from workbench.balance.dynamics import judged_step
 from workbench.run.chunks import require_overlap
 from workbench.run.describe import Shortage, failed, infeasible, unsupported
+from workbench.run.offload_fields import host_does_not_fit
 from workbench.run.simulated_layer import layer_outcome
 from workbench.run.simulated_micro import micro_outcome
 from workbench.run.simulated_model import model_outcome
 from workbench.simulate.experts import choice_of
 from workbench.simulate.layer import LayerCost, price_layer
 from workbench.simulate.memory import MemoryFit, layer_fit
+from workbench.simulate.offload import host_shortage_bytes, with_offload
 from workbench.simulate.support import PRICED_SCOPES, unsupported_reason
 from workbench.simulate.traffic import group_traffic, part_traffics
 from workbench.spec.errors import Unsupported
@@ -54,6 +56,8 @@ def _priced(cell: Cell) -> Outcome:
     fit, worst = layer_fit(cell, traffic)
     if not fit.fits:
         return does_not_fit(cell, fit, rank=worst)
+    if host_shortage_bytes(cell, layers=cell.workload.layers):
+        return host_does_not_fit(cell, layers=cell.workload.layers)
     steps, choice = price_steps(cell), choice_of(cell, traffic)
     return layer_outcome(cell, steps, first=traffic, fit=fit, worst_memory_rank=worst, choice=choice)
 
@@ -85,4 +89,5 @@ def _priced_steps(cell: Cell) -> range:
 
 def _price(cell: Cell, layer: int, step: int) -> LayerCost:
     where = {"layer": layer, "step": step}
-    return price_layer(cell, group_traffic(cell, **where), parts=part_traffics(cell, **where))
+    cost = price_layer(cell, group_traffic(cell, **where), parts=part_traffics(cell, **where))
+    return with_offload(cell, cost, layer=layer)

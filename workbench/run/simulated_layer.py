@@ -16,6 +16,7 @@ from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
 from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import base_record_fields
+from workbench.run.offload_fields import offload_fields
 from workbench.run.rebalance import rebalance_flags
 from workbench.run.simulated_tables import link_rows, load_rows, memory_rows, stage_rows
 from workbench.run.throughput import throughput_fields
@@ -47,6 +48,7 @@ def layer_outcome(
     fields |= rate_fields(cell, layers, latency_us=fields["latency_us"], scale=scale)
     fields |= byte_fields(cell, layers, first=first, scale=scale) | load_fields(first, scale=cell.workload.layers)
     fields |= fit_fields(fit) | band_fields(choice, layers, latency_us=fields["latency_us"], scale=scale)
+    fields |= offload_fields(layers, scale=scale)
     flags = flags_text(cell, fields, first=first, layers=layers, num_steps=len(steps))
     fields["flags"] = ",".join(filter(None, (flags, *choice.flags))) or None
     tables = {

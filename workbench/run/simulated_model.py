@@ -10,6 +10,7 @@ from typing import Any
 from workbench.balance.history import placement_flags
 from workbench.run.chunks import chunk_flags, is_chunked
 from workbench.run.describe import Shortage, base_record_fields, infeasible
+from workbench.run.offload_fields import host_does_not_fit, offload_fields
 from workbench.run.simulated_layer import byte_fields, fit_fields, load_fields
 from workbench.run.simulated_tables import link_rows, load_rows, stage_rows
 from workbench.run.throughput import cost_fields
@@ -17,6 +18,7 @@ from workbench.simulate.compute import rates_of
 from workbench.simulate.experts import Choice, choice_of
 from workbench.simulate.memory import MemoryFit
 from workbench.simulate.model import moe_cell
+from workbench.simulate.offload import host_shortage_bytes
 from workbench.simulate.serving import Rates, price_serving, serving_fits
 from workbench.simulate.traffic import group_traffic
 from workbench.spec.record import Outcome, Record
@@ -34,12 +36,15 @@ def model_outcome(cell: Cell) -> Outcome:
     pool = max(fits, key=lambda name: fits[name].shortage_bytes)
     if not fits[pool].fits:
         return _does_not_fit(cell, fits[pool], pool=pool)
+    if host_shortage_bytes(cell, layers=cell.model.moe_layers):
+        return host_does_not_fit(cell, layers=cell.model.moe_layers)
     rates, traffic = price_serving(cell), group_traffic(cell)
     choice = choice_of(moe_cell(cell), traffic)
     fields = base_record_fields(cell) | {"status": "ok", "engine": "simulate", "method": method_name(choice)}
     fields |= rate_fields(cell, rates) | time_fields(rates) | band_fields(choice, rates)
     layers, scale = list(rates.step.moe), rates.step.layers_each
     fields |= byte_fields(cell, layers, first=traffic, scale=scale)
+    fields |= offload_fields(layers, scale=scale)
     fields |= load_fields(traffic, scale=cell.model.moe_layers) | fit_fields(fits.get("decode", fits[pool]))
     fields["math_path"] = rates_of(cell.cluster.hardware, cell.precision).math_path
     fields["bound_by"] = bound_by(rates)

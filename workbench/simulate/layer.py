@@ -18,7 +18,22 @@ from workbench.simulate.timeline import Span, Timeline, busy_us, latency_us
 from workbench.simulate.traffic import GroupTraffic
 from workbench.spec.scenario import Cell
 
-__all__ = ["LayerCost", "Leg", "Span", "exchange_legs", "price_layer"]
+__all__ = ["LayerCost", "Leg", "OffloadCost", "Span", "exchange_legs", "price_layer"]
+
+
+@dataclass(frozen=True)
+class OffloadCost:
+    """Of one layer and step on average: ``stall_us`` of the rank that waits longest, ``bytes_per_step`` of the one that
+    copies most, hits over all ranks; ``asking_us`` is what asking the device takes besides."""
+
+    hit_rate: float | None
+    stall_us: float
+    bytes_per_step: float
+    asking_us: float
+
+    @property
+    def added_us(self) -> float:
+        return self.stall_us + self.asking_us
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,7 @@ class LayerCost:
     spans: tuple[Span, ...]
     legs: tuple[Leg, ...]
     expert_us: float = 0.0
+    offload: OffloadCost | None = None
 
     @property
     def exchange_us(self) -> float:

@@ -22,8 +22,10 @@ from workbench.simulate.weights import (
     dense_format,
     mlp_bytes,
     moe_layer_weights,
+    resident_experts,
 )
 from workbench.spec.model import Model
+from workbench.spec.parallel import experts_per_rank
 from workbench.spec.scenario import Cell
 
 GIB = 2**30
@@ -73,6 +75,8 @@ def _weights(cell: Cell, model: Model, *, num_layers: int) -> dict[str, int]:
     redundant = cell.balance.placement.redundant_experts
     assert isinstance(redundant, int), "a planned cell has its redundancy decided"
     layer = moe_layer_weights(model, cell.precision, ep=cell.ep, tp=cell.parallel.tp, redundant=redundant)
+    slots = experts_per_rank(model.num_experts, cell.ep, redundant=redundant)
+    layer["routed_experts"] = layer["routed_experts"] // slots * resident_experts(cell, slots)
     return {part: size * num_layers for part, size in layer.items()}
 
 

@@ -16,6 +16,7 @@ from workbench.simulate.compute import Stage
 from workbench.simulate.context import Context, attention_layers, context_of
 from workbench.simulate.layer import LayerCost, price_layer
 from workbench.simulate.network import LinkRates, all_reduce_us, link_rates
+from workbench.simulate.offload import with_offload
 from workbench.simulate.reduction import replicas, training_extra_us
 from workbench.simulate.traffic import group_traffic, part_traffics
 from workbench.simulate.weights import WIDE_BYTES
@@ -111,7 +112,9 @@ def _moe_layers(cell: Cell, model: Model, *, max_layers: int) -> tuple[list[Laye
     one = moe_cell(cell)
     priced = min(model.moe_layers, max_layers)
     costs = [
-        price_layer(one, group_traffic(one, layer=layer), parts=part_traffics(one, layer=layer))
+        with_offload(
+            one, price_layer(one, group_traffic(one, layer=layer), parts=part_traffics(one, layer=layer)), layer=layer
+        )
         for layer in range(priced)
     ]
     return costs, model.moe_layers / priced

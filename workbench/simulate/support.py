@@ -21,6 +21,8 @@ def exchange_unsupported_reason(cell: Cell) -> str | None:
     """Why the exchanges of a layer whose compute is measured cannot be priced; None when they can."""
     if cell.scope.kind not in LAYER_SCOPES:
         return f"engine hybrid prices the exchanges of a layer; scope {cell.scope.kind} {LATER}"
+    if cell.offload.tier != "none":
+        return f"engine hybrid has no offloaded experts; simulate prices offload.tier {cell.offload.tier}"
     return _method(cell) or _scope(cell) or _extras(cell) or _ranks(cell)
 
 
@@ -72,8 +74,8 @@ def _kernel(cell: Cell) -> str | None:
 
 
 def _extras(cell: Cell) -> str | None:
-    if cell.offload.tier != "none":
-        return f"offload.tier {cell.offload.tier} {LATER}"
+    if cell.offload.tier != "none" and (trains(cell) or cell.scope.kind in MODEL_FREE_SCOPES):
+        return f"offload.tier {cell.offload.tier} is priced for the forward of layers and models alone"
     if cell.optimizer != "none" and not trains(cell):
         return f"optimizer {cell.optimizer} belongs to scope train_step, or to scope model of phase train"
     if cell.goal is not None:

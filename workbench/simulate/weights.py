@@ -9,6 +9,7 @@ from math import ceil
 from workbench.spec.model import Attention, Model
 from workbench.spec.parallel import experts_per_rank
 from workbench.spec.precision import PRECISIONS, WIDE, NumberFormat, Precision, tensor_bytes
+from workbench.spec.scenario import Cell
 
 WIDE_BYTES = 2
 FLOAT32_BYTES = 4
@@ -32,6 +33,13 @@ def shared_expert_bytes(model: Model, precision: Precision, *, tp: int = 1) -> i
     if not model.shared_intermediate:
         return 0
     return mlp_bytes(model.hidden, ceil(model.shared_intermediate / tp), weights=precision.weights)
+
+
+def resident_experts(cell: Cell, num_slots: int) -> int:
+    """Of a rank's experts those that have a place on the GPU; all unless some are offloaded."""
+    if cell.offload.tier == "none":
+        return num_slots
+    return min(num_slots, max(1, round(num_slots * cell.offload.resident_fraction)))
 
 
 def router_bytes(model: Model) -> int:

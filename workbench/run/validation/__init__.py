@@ -15,6 +15,7 @@ SECTIONS: dict[str, str] = {
     "speed": "workbench.run.validation.speed:speed_section",
     "own": "workbench.run.validation.own:own_section",
     "installed": "workbench.run.validation.installed:installed_section",
+    "offload": "workbench.run.validation.offload:offload_section",
     "models": "workbench.run.validation.models:models_section",
     "above_peak": "workbench.run.validation.published:above_peak_section",
     "unvalidated": "workbench.run.validation.unvalidated:unvalidated_section",
