@@ -31,7 +31,7 @@ Capability = tuple[int, int] | None
 
 def triton_unsupported(least: tuple[int, int], *, device_type: str, capability: Capability) -> str | None:
     """Why Triton cannot run here a kernel that needs the capability ``least``, or None where it can."""
-    if find_spec("triton") is None:
+    if not _has_triton():
         return "triton is not installed"
     if device_type != "cuda":
         interpreting = os.environ.get("TRITON_INTERPRET") == "1"
@@ -48,6 +48,11 @@ def scales_itself(weights_format: str, activations_format: str, capability: Capa
     if pair == SCALED_PAIRS[-1]:
         return True
     return pair in SCALED_PAIRS and capability is not None and capability[0] == SCALED_MAJOR and _new_enough()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 @cache

@@ -10,7 +10,8 @@ from workbench.comm.plan import byte_counts
 from workbench.comm.strategies import make_plan
 from workbench.run.simulated import run_simulated
 from workbench.simulate.layer import exchange_legs
-from workbench.simulate.network import MESSAGE_US, all_reduce_us, count_exchange_us, hop_load, link_rates, price_hop
+from workbench.simulate.loads import hop_load
+from workbench.simulate.network import MESSAGE_US, all_reduce_us, count_exchange_us, link_rates, price_hop
 from workbench.simulate.traffic import group_traffic
 from workbench.spec.catalog import resolve_cluster
 from workbench.spec.cluster import ClusterRef, Links

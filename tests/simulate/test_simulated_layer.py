@@ -216,7 +216,10 @@ def test_records_repeat_exactly():
             {"router": "switch", "balance": {"training": "bias", "placement": {"redundant_experts": 0}}},
             "balance.training: router switch",
         ),
-        ({"ep": 1024, "redundant": 768, "cluster": cluster_of(H200, gpus=1024)}, "512"),
+        (
+            {"ep": 1024, "redundant": 768, "cluster": cluster_of(H200, gpus=1024), "dispatch": {"strategy": "bruck"}},
+            "512",
+        ),
     ],
 )
 def test_what_cannot_be_priced_ends_unsupported_with_the_reason(arguments, named):

@@ -10,6 +10,8 @@ import numpy as np
 _NEAR = 1.01
 """A fullest rank this near to the mean is left alone: the counts of the next step differ by as much."""
 _ROUNDS = 12
+_MAX_RANKS = 512
+"""Of larger groups the search takes minutes; they keep what ``replicate`` gives."""
 _GIVERS = _TAKERS = 12
 _FINE = 0.05
 """Copies lighter than this fill gaps: they are not packed one by one here."""
@@ -22,7 +24,8 @@ def packable_copies(loads: np.ndarray, copies: np.ndarray, num_ranks: int) -> np
     Each is the best of up to 144: from an expert that bears the loss best to one whose copies are heaviest, judged by
     packing the heavy copies alone (of equal moves the one of the lower experts). Ends when none helps.
     """
-    if loads.sum() == 0 or copies.max() == 1:
+    alone = copies.sum() <= num_ranks  # a slot a rank: nothing is packed
+    if loads.sum() == 0 or copies.max() == 1 or alone or num_ranks > _MAX_RANKS:
         return copies
     scaled = loads * (num_ranks / loads.sum())
     best = _spill(scaled, copies[None], num_ranks)

@@ -20,9 +20,11 @@ from workbench.spec.scenario import Cell
 from workbench.spec.workload import Trace
 from workbench.workload.loads import slot_counts
 from workbench.workload.recording import recording_of
-from workbench.workload.traffic import cell_router, route_all
+from workbench.workload.traffic import cell_router, route_all, route_some
 
 HISTORY_STEPS = 4
+MAX_ROUTED_RANKS = 512
+"""Of more ranks a few are routed for all."""
 _MAX_LOGITS = 1 << 19  # drawn for each of the steps; more tokens are sampled
 
 
@@ -37,10 +39,15 @@ def recent_loads(cell: Cell, *, layer: int = 0) -> np.ndarray:
 
 
 def _loads_of(cell: Cell, steps: range, layer: int) -> np.ndarray:
-    tokens = max(1, _MAX_LOGITS // (cell.ep * cell.model.num_experts))
+    tokens = _MAX_LOGITS // cell.model.num_experts
     loads, steer = np.zeros(cell.model.num_experts, np.int64), reached(cell, layer=layer)
     for step in steps:
-        loads += slot_counts(route_all(cell, layer=layer, step=step, max_tokens=tokens, steer=steer).ids, loads.size)
+        where = {"layer": layer, "step": step, "steer": steer}
+        if cell.ep > MAX_ROUTED_RANKS:
+            ids, _ = route_some(cell, max_tokens=tokens, **where)
+        else:
+            ids = route_all(cell, max_tokens=max(1, tokens // cell.ep), **where).ids
+        loads += slot_counts(ids, loads.size)
     return loads
 
 

@@ -31,18 +31,20 @@ def pack(loads: np.ndarray, num_bins: int, *, labels: np.ndarray | None = None) 
     Heaviest first into the lightest bin with room (Graham's longest-processing-time rule), passing over bins that
     hold the same label where another has room: two replicas on one rank share nothing.
     """
-    room = np.full(num_bins, loads.size // num_bins)
-    weight = np.zeros(num_bins)
+    room = loads.size // num_bins
+    open_bins = [(0.0, 0, number) for number in range(num_bins)]  # weight, items, bin: a heap
     result = np.empty(loads.size, np.int64)
     holds: dict[int, set[int]] = {}
     for item in np.argsort(-loads, kind="stable").tolist():
         taken = holds.setdefault(int(labels[item]), set()) if labels is not None else set()
-        open_bins = np.flatnonzero(room > 0)
-        fresh = [b for b in open_bins.tolist() if b not in taken] if taken else open_bins
-        candidates = np.asarray(fresh if len(fresh) else open_bins)
-        chosen = int(candidates[np.argmin(weight[candidates])])
+        passed = []
+        while open_bins and open_bins[0][2] in taken:
+            passed.append(heapq.heappop(open_bins))
+        weight, items, chosen = heapq.heappop(open_bins) if open_bins else passed.pop(0)
+        for other in passed:
+            heapq.heappush(open_bins, other)
         taken.add(chosen)
         result[item] = chosen
-        room[chosen] -= 1
-        weight[chosen] += loads[item]
+        if items + 1 < room:
+            heapq.heappush(open_bins, (weight + float(loads[item]), items + 1, chosen))
     return result

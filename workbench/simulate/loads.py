@@ -142,6 +142,16 @@ def hop_load(
     )
 
 
+def even_load(name: str, node_R: np.ndarray) -> HopLoad:
+    """The load of one row from every rank to every other."""
+    place_R = places(node_R)
+    up_R = np.bincount(node_R)[node_R] - 1.0
+    rail_R = np.bincount(place_R)[place_R] - 1.0
+    cross_R = node_R.size - 1.0 - up_R - rail_R
+    port = PortLoad(up_R, rail_R, cross_R, up_R, rail_R, cross_R, (rail_R + cross_R).astype(np.int64))
+    return HopLoad(name, node_R, port, port, 0 * up_R, np.minimum(up_R, 1.0), up_R + port.out_R)
+
+
 def _port(
     rows: list[np.ndarray], messages: list[np.ndarray], out_RR: np.ndarray, *, axis: int, scale: float, most: float
 ) -> PortLoad:

@@ -27,7 +27,7 @@ from math import ceil, log2
 import numpy as np
 
 from workbench.simulate.link_rates import LinkRates, link_rates
-from workbench.simulate.loads import HopLoad, PortLoad, RoundLoads, hop_load
+from workbench.simulate.loads import HopLoad, PortLoad, RoundLoads, even_load
 from workbench.spec.errors import Unsupported
 
 __all__ = ["HopCost", "LinkRates", "all_reduce_us", "count_exchange_us", "link_rates", "price_hop", "price_hops"]
@@ -36,7 +36,6 @@ MESSAGE_US = 0.1
 """Assumed cost of starting one message, 10 million a second for each GPU; messages overlap with bytes."""
 
 COUNT_BYTES = 8
-MAX_RANKS = 512
 UP_FIELD, OUT_FIELD = "cluster.links.scale_up_gb_per_s", "cluster.links.scale_out_gb_per_s"
 
 
@@ -212,10 +211,7 @@ def count_exchange_us(hops: tuple[HopLoad, ...], links: LinkRates, *, node_R: np
 
 @lru_cache(maxsize=256)
 def _counts_us(node_R: tuple[int, ...], links: LinkRates) -> float:
-    ones_RR = np.ones((len(node_R), len(node_R)))
-    np.fill_diagonal(ones_RR, 0)
-    counts = hop_load("counts", ones_RR, ones_RR, node_R=np.asarray(node_R))
-    return price_hop(counts, links, row_bytes=COUNT_BYTES).total_us
+    return price_hop(even_load("counts", np.asarray(node_R)), links, row_bytes=COUNT_BYTES).total_us
 
 
 def all_reduce_us(num_bytes: float, *, num_ranks: int, links: LinkRates) -> float:

@@ -2,7 +2,6 @@
 
 from workbench.simulate.experts import ESTIMATED_SCOPES, estimators_of
 from workbench.simulate.families import priced_kernels
-from workbench.simulate.network import MAX_RANKS
 from workbench.simulate.train import gradient_format
 from workbench.spec.precision import ELEMENT_BITS
 from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
@@ -84,8 +83,6 @@ def _extras(cell: Cell) -> str | None:
 
 
 def _ranks(cell: Cell) -> str | None:
-    if cell.ep > MAX_RANKS:
-        return f"parallel.ep {cell.ep}: ranks are priced one by one, up to {MAX_RANKS}; larger groups come later"
     for name in ("tp", "attn_tp"):
         degree, per_node = getattr(cell.parallel, name), cell.cluster.gpus_per_node
         if degree > per_node:

@@ -16,6 +16,7 @@ from workbench.balance.history import placed_before
 from workbench.balance.placement import ExpertMap, to_slots
 from workbench.comm.plan import DispatchPlan
 from workbench.comm.strategies import make_plan
+from workbench.simulate.aggregate import aggregate
 from workbench.simulate.loads import HopLoad, plan_loads
 from workbench.simulate.sampling import full_counts
 from workbench.spec.scenario import Cell
@@ -24,6 +25,8 @@ from workbench.workload.loads import slot_counts
 from workbench.workload.sources import source_tokens
 from workbench.workload.traffic import RoutedTraffic, route_all
 
+MAX_COUNTED_RANKS = 512
+"""Of a group that is counted rank by rank; a larger one is counted by port (``aggregate``)."""
 MAX_SAMPLED_TOKENS = 32_768
 MAX_SAMPLED_LOGITS = 1_048_576
 CACHE_SIZE = 256
@@ -109,7 +112,30 @@ def num_parts(cell: Cell) -> int:
 
 @lru_cache(maxsize=CACHE_SIZE)
 def _cached(query: _Query) -> GroupTraffic:
+    if query.cell.ep > MAX_COUNTED_RANKS:
+        return _aggregated(query)
     return count_traffic(query.cell, _routed(query), layer=query.layer)
+
+
+def _aggregated(query: _Query, *, parts: int = 1) -> GroupTraffic:
+    """Counts by port; of one of ``parts`` equal parts of the tokens."""
+    found = aggregate(query.cell, layer=query.layer, step=query.step, parts=parts)
+    last = found.hops[-1].received_R if found.hops else found.tokens_R
+    return GroupTraffic(
+        num_ranks=query.cell.ep,
+        tokens_R=found.tokens_R,
+        sampled_tokens=found.sampled,
+        scale=found.scale,
+        pairs_R=found.pairs_R,
+        touched_R=found.touched_R,
+        buffer_rows_R=last,
+        used_rows_R=last,
+        expert_tokens_E=found.expert_tokens_E,
+        touched_experts=found.touched_experts,
+        dropped_pairs=found.dropped_pairs,
+        hops=found.hops,
+        node_R=found.node_R,
+    )
 
 
 def _routed(query: _Query) -> RoutedTraffic:
@@ -124,6 +150,8 @@ def _routed(query: _Query) -> RoutedTraffic:
 def _cached_parts(query: _Query) -> tuple[GroupTraffic, ...]:
     """Of a whole batch the very tokens of each part; of a sample its first tokens, no more than a part has, for all."""
     cell, count = query.cell, num_parts(query.cell)
+    if cell.ep > MAX_COUNTED_RANKS:
+        return (_aggregated(query, parts=count),) * count
     traffic, expert_map = _routed(query), placed_before(query.cell, layer=query.layer)
     sampled = scale_of(source_tokens(cell), traffic) != 1.0
     slots_RTK, held_R = deal(expert_map, traffic.ids, sampled=sampled), traffic.tokens_R

@@ -27,6 +27,8 @@ from workbench.workload.steer import Steer
 from workbench.workload.token_ids import token_ids
 
 _NOT_ARGUMENTS = {"kind", "weight_on", "correction_bias", "router_bias", "projection", "vocabulary"}
+TOKENS_ASKED = 256
+"""Of a rank, where few ranks stand for many."""
 _SEEDED = ("random", "noisy_topk")
 _BLIND = ("random", "hash")
 """Routers that do not look at the logits."""
@@ -72,6 +74,28 @@ def route_all(
     source = source_of(cell, layer, step, max_tokens=max_tokens, steer=steer)
     pairs = source.crowd.num_ranks * source.kept * source.width
     return (_cached if pairs * 8 <= _CACHED_BYTES else _route_ranks)(source)
+
+
+def route_some(
+    cell: Cell, *, layer: int = 0, step: int = 0, max_tokens: int, steer: Steer | None = None
+) -> tuple[np.ndarray, int]:
+    """Experts int32 [S, K] of about ``max_tokens`` of the tokens, from evenly spaced ranks, and pairs dropped of them.
+
+    For a group too large to route rank by rank. Few ranks are asked, each for many tokens, as a call costs more than
+    its tokens; a router that needs all tokens of a rank gets them.
+    """
+    tokens = max(1, cell.workload.tokens_per_rank)
+    asked = max(1, min(cell.ep, max_tokens // min(tokens, TOKENS_ASKED)))
+    source = source_of(cell, layer, step, max_tokens=max(1, max_tokens // asked), steer=steer)
+    if source.rows > source.kept:
+        asked = max(1, min(asked, max_tokens // source.rows))
+    pieces, dropped = [], 0
+    with _one_thread():
+        for rank in np.unique(np.arange(asked) * cell.ep // asked).tolist():
+            routing = _route(source, rank)
+            pieces.append(routing.ids.numpy())
+            dropped += int((routing.ids < 0).sum())
+    return np.concatenate(pieces), dropped
 
 
 def mean_scores(
