@@ -9,6 +9,8 @@ so there the judged steps place as well; ``placement_flags`` says so. With ``bal
 and all are routed with what the steps before it have made of the router (``dynamics.reached``).
 """
 
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -52,9 +54,28 @@ def _loads_of(cell: Cell, steps: range, layer: int) -> np.ndarray:
 
 
 def placed_before(cell: Cell, *, layer: int = 0) -> ExpertMap:
-    """The cell's placement of one layer; kinds that read loads get ``history_loads``."""
-    reads = cell.balance.placement.kind in READ_LOADS
-    return place_cell(cell, history_loads(cell, layer=layer) if reads else None)
+    """The cell's placement of one layer; kinds that read loads get ``history_loads``. Cached: precisions, strategies
+    and rates share it."""
+    if cell.balance.placement.kind not in READ_LOADS:
+        return place_cell(cell, None)
+    key = (
+        cell.model.model_dump_json(include={"num_experts", "top_k", "router"}), cell.router.model_dump_json(),
+        cell.workload.model_dump_json(exclude={"data"}), cell.balance.model_dump_json(), cell.ep, cell.trace_digest,
+        (ranks_per_node(cell), cell.parallel.tp, layer),
+    )  # fmt: skip
+    return _placed(_Query(key, layer, cell))
+
+
+@dataclass(frozen=True)
+class _Query:
+    key: tuple
+    layer: int
+    cell: Cell = field(compare=False)
+
+
+@lru_cache(maxsize=512)
+def _placed(query: _Query) -> ExpertMap:
+    return place_cell(query.cell, history_loads(query.cell, layer=query.layer))
 
 
 def placement_flags(cell: Cell) -> list[str]:

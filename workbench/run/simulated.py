@@ -6,7 +6,6 @@ expert stages; other stages and messages stand in it as they are.
 """
 
 from workbench.balance.dynamics import judged_step
-from workbench.run.chunks import require_overlap
 from workbench.run.describe import Shortage, failed, infeasible, unsupported
 from workbench.run.offload_fields import host_does_not_fit
 from workbench.run.simulated_layer import layer_outcome
@@ -38,8 +37,6 @@ def run_simulated(cell: Cell) -> Outcome:
     if reason is not None:
         return unsupported(cell, reason, engine="simulate", method=_forced(cell))
     try:
-        if cell.dispatch.overlap.kind != "none":
-            require_overlap(cell)
         return _priced(cell)
     except Unsupported as exception:
         return unsupported(cell, exception.reason, engine="simulate", method=_forced(cell))

@@ -9,7 +9,7 @@ taken (closed loop, no queue). Tokens are output tokens, except in a cell of pha
   waits for the key-value cache of its prompt to travel.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 
@@ -85,12 +85,14 @@ def serves(cell: Cell) -> bool:
     return cell.serving is not None or bool(workload.phase == "decode" and workload.isl and workload.osl)
 
 
-def price_serving(cell: Cell, *, max_layers: int = MAX_PRICED_LAYERS) -> Rates:
-    """Rates of a cell of scope ``model``. Raises Unsupported as ``price_step`` does."""
+def price_serving(
+    cell: Cell, *, max_layers: int = MAX_PRICED_LAYERS, price: Callable[..., ModelStep] = price_step
+) -> Rates:
+    """Rates of a cell of scope ``model``; ``price`` prices a step. Raises Unsupported as ``price_step`` does."""
     if not serves(cell):
-        return _one_phase(cell, price_step(cell, max_layers=max_layers))
+        return _one_phase(cell, price(cell, max_layers=max_layers))
     before = prefill_cell(cell)
-    steps = price_step(cell, max_layers=max_layers), price_step(before, max_layers=max_layers)
+    steps = price(cell, max_layers=max_layers), price(before, max_layers=max_layers)
     return _two_pools(cell, before, *steps) if cell.serving else _one_pool(cell, before, *steps)
 
 

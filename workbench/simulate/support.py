@@ -3,8 +3,10 @@
 from workbench.simulate.experts import ESTIMATED_SCOPES, estimators_of
 from workbench.simulate.families import priced_kernels
 from workbench.simulate.train import gradient_format
+from workbench.spec.errors import Unsupported
 from workbench.spec.precision import ELEMENT_BITS
 from workbench.spec.scenario import MODEL_FREE_SCOPES, Cell
+from workbench.workload.overlap import require_overlap
 
 LAYER_SCOPES = ("layer", "layer_no_router")
 PRICED_SCOPES = (*LAYER_SCOPES, "train_step", "model")
@@ -13,7 +15,7 @@ LATER = "comes with the simulator's later methods"
 
 def unsupported_reason(cell: Cell) -> str | None:
     """Why this cell cannot be priced yet, naming the field; None when it can."""
-    return _kernel(cell) or _method(cell) or _scope(cell) or _extras(cell) or _ranks(cell)
+    return _kernel(cell) or _method(cell) or _scope(cell) or _extras(cell) or _ranks(cell) or _overlap(cell)
 
 
 def exchange_unsupported_reason(cell: Cell) -> str | None:
@@ -43,6 +45,10 @@ def _scope(cell: Cell) -> str | None:
         return f"scope {kind} {LATER}; layer is there now"
     if kind in PRICED_SCOPES and cell.model is None:
         return f"scope {kind} needs a model"
+    if kind == "model" and cell.ep > 1 and cell.dispatch.strategy == "none":
+        return (
+            f"dispatch.strategy none sends nothing, and the experts of scope model lie on parallel.ep {cell.ep} ranks"
+        )
     if kind == "model" and cell.model is not None and cell.model.attention is None:
         return "scope model needs model.attention: its heads, widths and vocabulary"
     return _training(cell) if trains(cell) else None
@@ -79,6 +85,16 @@ def _extras(cell: Cell) -> str | None:
         return f"optimizer {cell.optimizer} belongs to scope train_step, or to scope model of phase train"
     if cell.goal is not None:
         return "goal is for plan --search, which names the best configuration; run that one without a goal"
+    return None
+
+
+def _overlap(cell: Cell) -> str | None:
+    if cell.dispatch.overlap.kind == "none":
+        return None
+    try:
+        require_overlap(cell)
+    except Unsupported as refusal:
+        return refusal.reason
     return None
 
 

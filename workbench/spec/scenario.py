@@ -87,12 +87,18 @@ class Serving(Frozen):
 
 
 class Goal(Frozen):
-    """What the search maximises, and within which limits; ``space`` lists values per dotted path."""
+    """What the search maximises, and within which limits; ``space`` lists values per dotted path.
 
-    maximise: Literal["tokens_per_s_per_gpu", "tokens_per_s_per_user", "tokens_per_s"] = "tokens_per_s_per_gpu"
+    ``max_memory`` is a GPU's. Tokens are output tokens, or those of a layer or training step.
+    """
+
+    maximise: Literal["tokens_per_s_per_gpu", "tokens_per_s_per_user", "tokens_per_s", "tokens_per_usd"] = (
+        "tokens_per_s_per_gpu"
+    )
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
     max_gpus: Count | None = None
+    max_memory: Bytes | None = None
     space: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from workbench.spec.resolve import resolve_cell
 from workbench.spec.scenario import Cell
 
 
-def read_cell(raw: Raw, *, reader: Reader, scenario: str = "standalone", group: str = "") -> tuple[Cell | None, list[Fault]]:
+def read_cell(raw: Raw, *, reader: Reader, scenario: str = "block", group: str = "") -> tuple[Cell | None, list[Fault]]:
     """The planned cell of a block, or every fault of it. ``reader`` looks up once what many blocks share."""
     read, faults = reader.read(raw)
     if read is None:

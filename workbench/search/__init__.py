@@ -1,0 +1,1 @@
+"""The best configuration for a goal, and why the others lost."""
