@@ -10,6 +10,8 @@ from workbench.cli.output import Format, console, print_json, print_text
 from workbench.store.bucket import results_path
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from workbench.store.run_folder import RunFolder, RunInfo
 
 
@@ -130,7 +132,7 @@ def export(
     table: Annotated[str, typer.Option("--table", help="Table for csv and parquet.")] = "cells",
     results: ResultsOption = RESULTS,
 ) -> None:
-    """Export a run: csv or parquet of one table, json of all, chrome-trace of the stages."""
+    """Export a run: csv or parquet of one table, json of all, chrome-trace of every rank's stages, for Perfetto."""
     from workbench.store.run_folder import open_run
 
     if form is ExportFormat.PARQUET and output is None:
@@ -160,5 +162,23 @@ def _exported(folder: "RunFolder", *, form: ExportFormat, table: str) -> bytes:
             return parquet_bytes(folder, table=table)
         case ExportFormat.JSON:
             return json_bytes(folder)
-    trace = chrome_trace(read_table(folder, "cells").frame, read_table(folder, "stages").frame)
-    return to_json(trace).encode("utf-8")
+    cells = read_table(folder, "cells").frame
+    stages = _of_every_rank(cells, read_table(folder, "stages").frame)
+    return to_json(chrome_trace(cells, stages)).encode("utf-8")
+
+
+def _of_every_rank(cells: "pd.DataFrame", stages: "pd.DataFrame") -> "pd.DataFrame":
+    """``stages`` with all ranks of the simulated cells; a measured cell has them already."""
+    import json
+
+    import pandas as pd
+
+    from workbench.run.every_rank import every_rank
+    from workbench.spec.scenario import Cell
+
+    simulated = cells[cells["status"].eq("ok") & cells["engine"].eq("simulate")]
+    rows = every_rank(Cell.model_validate(json.loads(text)) for text in simulated["cell_json"])
+    if len(rows) < len(simulated):
+        typer.echo(f"all ranks of {len(rows)} of {len(simulated)} simulated cells, two of the others", err=True)
+    kept = stages[~stages["cell_id"].isin(list(rows))]
+    return pd.concat([kept, *(pd.DataFrame(more) for more in rows.values())], ignore_index=True)

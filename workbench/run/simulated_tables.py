@@ -1,5 +1,6 @@
 """Table rows of a priced layer, bounded: few ranks' stages, the busiest links, loads to a limit, one rank's memory."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ MAX_LOAD_ROWS = 512
 Rows = list[dict[str, Any]]
 
 
-def stage_rows(cell: Cell, cost: LayerCost) -> Rows:
-    """Stages of rank 0 and of the slowest rank in layer 0; ``duration_us`` is the rank's own work, without waiting."""
+def stage_rows(cell: Cell, cost: LayerCost, *, ranks: Iterable[int] | None = None) -> Rows:
+    """Stages in layer 0 of ``ranks``, by default rank 0 and the slowest; ``duration_us`` is a rank's own work, without
+    waiting."""
     return [
         {
             "cell_id": cell.cell_id,
@@ -28,7 +30,7 @@ def stage_rows(cell: Cell, cost: LayerCost) -> Rows:
             "bytes": round(float(span.bytes_R[rank])),
             "flops": round(float(span.flops_R[rank])),
         }
-        for rank in sorted({0, cost.slowest})
+        for rank in (sorted({0, cost.slowest}) if ranks is None else ranks)
         for span in cost.spans
     ]
 
