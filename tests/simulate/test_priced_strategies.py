@@ -206,7 +206,7 @@ def test_inside_a_node_small_messages_are_the_parts_published_all_to_all():
     size = {"kind": "all_to_all", "bytes_per_rank": 2**24}
     cluster = derated(["small_messages"], gpus=8)
     fit = cluster.hardware.measured_all_to_all
-    record = run_simulated(make_cell(None, ep=8, scope=size, cluster=cluster)).record
+    record = run_simulated(make_cell(None, ep=8, scope=size, cluster=cluster, method="roofline")).record
     assert record.latency_us == pytest.approx(fit.alpha_us + 2**24 / fit.algbw_gb_per_s / 1e3, rel=1e-3)
 
 
@@ -235,6 +235,7 @@ def test_links_table_breaks_a_hop_down():
 
 def bare(size, strategy, gpus):
     how = {"scope": {"kind": "all_to_all", "bytes_per_rank": size}, "dispatch": {"strategy": strategy}}
+    how |= {"method": "roofline"}
     return run_simulated(make_cell(None, ep=gpus, **how, **on("small_messages", gpus=gpus))).record.latency_us
 
 

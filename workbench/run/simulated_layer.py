@@ -23,6 +23,7 @@ from workbench.run.throughput import throughput_fields
 from workbench.simulate.compute import above_peak, expert_flops, rates_of
 from workbench.simulate.experts import Choice
 from workbench.simulate.layer import LayerCost
+from workbench.simulate.links import links_of, prices_sms
 from workbench.simulate.memory import MemoryFit, model_fit
 from workbench.simulate.support import trains
 from workbench.simulate.traffic import GroupTraffic
@@ -50,7 +51,7 @@ def layer_outcome(
     fields |= fit_fields(fit) | band_fields(choice, layers, latency_us=fields["latency_us"], scale=scale)
     fields |= offload_fields(layers, scale=scale)
     flags = flags_text(cell, fields, first=first, layers=layers, num_steps=len(steps))
-    fields["flags"] = ",".join(filter(None, (flags, *choice.flags))) or None
+    fields["flags"] = ",".join(filter(None, (flags, *choice.flags, *message_flags(cell, layers)))) or None
     tables = {
         "stages": stage_rows(cell, steps[0][0]),
         "links": link_rows(cell, steps[0][0]),
@@ -90,16 +91,22 @@ def time_fields(cell: Cell, layers: list[LayerCost], *, scale: float) -> dict[st
 
 
 def band_fields(choice: Choice, layers: list[LayerCost], *, latency_us: float, scale: float) -> dict[str, Any]:
-    """The 80% band of the latency, which moves with the experts' time; half its width in percent. None by roofline."""
+    """The 80% band of the latency, which moves with the experts' time and the messages'; half its width in percent.
+
+    None where the experts are priced by the roofline.
+    """
     if choice.band is None:
         return {}
-    low, high = choice.band
     expert_us = scale * sum(cost.expert_us for cost in layers)
+    shifts = [
+        (edge - 1) * expert_us + scale * sum(cost.message_band_us[side] for cost in layers)
+        for side, edge in enumerate(choice.band)
+    ]
     return {
         "kernel_version": choice.version,
-        "band_low_us": latency_us + (low - 1) * expert_us,
-        "band_high_us": latency_us + (high - 1) * expert_us,
-        "error_band_pct": 50 * (high - low) * expert_us / latency_us if latency_us else None,
+        "band_low_us": max(0.0, latency_us + shifts[0]),
+        "band_high_us": latency_us + shifts[1],
+        "error_band_pct": 50 * (shifts[1] - shifts[0]) / latency_us if latency_us else None,
     }
 
 
@@ -154,6 +161,12 @@ def byte_fields(cell: Cell, layers: list[LayerCost], *, first: GroupTraffic, sca
     }
 
 
+def message_flags(cell: Cell, layers: list[LayerCost]) -> list[str]:
+    """How the messages were priced, by what, and whose band they have."""
+    methods = {leg.cost.method for cost in layers for leg in cost.legs}
+    return [f"messages={name}" for name in sorted(methods)] + [*links_of(cell).flags] * bool(methods)
+
+
 def load_fields(traffic: GroupTraffic, *, scale: float) -> dict[str, Any]:
     """Load of layer 0: pairs per rank, maximum over mean; logical experts touched by the whole group."""
     return {
@@ -195,7 +208,7 @@ def flags_text(
         flags += [f"overlap_hidden_us={hidden_us:.4g}", *chunk_flags(cell, source_tokens(cell))]
     if cell.cluster.hardware.scale_out.penalties:
         flags.append("penalties=" + "+".join(cell.cluster.hardware.scale_out.penalties))
-    if cell.dispatch.comm_sms is not None:
+    if cell.dispatch.comm_sms is not None and not prices_sms(cell):
         flags.append("comm_sms_not_priced")
     if not model_fit(cell).fits:
         flags.append("whole_model_does_not_fit")

@@ -11,8 +11,10 @@ from workbench.simulate.bare import BareCost, bare_cost
 from workbench.simulate.compute import Stage, above_peak, bound_by, rates_of
 from workbench.simulate.formats import row_bytes
 from workbench.simulate.layer import Leg
+from workbench.simulate.links import links_of
 from workbench.simulate.memory import GIB
 from workbench.simulate.micro import grouped_gemm_bytes, grouped_gemm_stages, quantize_stages
+from workbench.simulate.network import band_us
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import AllToAllScope, Cell, GroupedGemmScope, QuantizeScope
 
@@ -87,6 +89,7 @@ def _stage_rows(cell: Cell, stages: tuple[Stage, ...], times: list[float]) -> li
 def _all_to_all(cell: Cell, *, method: str) -> Outcome:
     """Bandwidths as nccl-tests defines them, of the rank that has most to send or receive; None for one rank."""
     cost = bare_cost(cell)
+    method, shift_us = next((leg.cost.method for leg in cost.legs), method), band_us(leg.cost for leg in cost.legs)
     rows, latency_us, num_ranks = cost.rows, cost.latency_us, cell.ep
     up, out = (round(float(_sent(cost.legs, link).sum())) for link in ("up", "out"))
     size = max(rows.num_rows, int(rows.blocks_R.max()) * num_ranks) * rows.row_bytes
@@ -101,6 +104,12 @@ def _all_to_all(cell: Cell, *, method: str) -> Outcome:
         "algbw_gb_per_s": algbw(size, seconds=seconds, num_ranks=num_ranks),
         "busbw_gb_per_s": busbw(size, seconds=seconds, num_ranks=num_ranks),
     } | _leg_times(cost.legs)  # fmt: skip
+    if any(shift_us):
+        fields |= {
+            "band_low_us": max(0.0, latency_us + shift_us[0]), "band_high_us": latency_us + shift_us[1],
+            "error_band_pct": 50 * (shift_us[1] - shift_us[0]) / latency_us,
+        }  # fmt: skip
+    fields["flags"] = ",".join(links_of(cell).flags) or None
     links = [row for leg in cost.legs for row in leg_rows(cell.cell_id, leg)]
     return Outcome(record=Record(**fields), tables=_tables(stages=_bare_stages(cell, cost), links=links))
 

@@ -13,8 +13,9 @@ from workbench.comm.bare import BareRows, bare_plan, bare_rows
 from workbench.comm.hop import PADDING, Hop
 from workbench.simulate.compute import Rates, Stage, copy_stage, rates_of
 from workbench.simulate.formats import WIRE_FORMATS
+from workbench.simulate.links import links_of
 from workbench.simulate.loads import load_of
-from workbench.simulate.network import LinkRates, link_rates, price_hop
+from workbench.simulate.network import price_hops
 from workbench.simulate.passes import Leg
 from workbench.simulate.stages import quantise_stage
 from workbench.simulate.weights import WIDE_BYTES
@@ -47,20 +48,18 @@ class BareCost:
 def bare_cost(cell: Cell) -> BareCost:
     """Raises Unsupported as ``bare_plan``, and for links that this hardware has not."""
     (plan, row_bytes), rows = bare_plan(cell), bare_rows(cell)
-    links, node_R = link_rates(cell.cluster), np.asarray(plan.topology.node_of)
+    links, node_R = links_of(cell), np.asarray(plan.topology.node_of)
     rates = rates_of(cell.cluster.hardware, cell.precision)
-    legs, packs = [], []
+    loads = [load_of(hop, node_R=node_R) for hop in plan.hops]
+    costs, packs = price_hops(loads, links.out, row_bytes=row_bytes), []
+    legs = [
+        Leg(f"dispatch.{load.name}", load, cost, row_bytes) for load, cost in zip(loads, costs, strict=True)
+    ]  # fmt: skip
     for number, hop in enumerate(plan.hops):
-        legs.append(_leg(hop, links, node_R=node_R, row_bytes=row_bytes))
         packed = number > 0 or not _in_order(hop, rows.num_rows)
-        packs.append(_pack_us(hop, rates, row_bytes=row_bytes) if packed else 0.0)
+        packs.append(_pack_us(hop, rates, row_bytes=row_bytes) if packed and not links.streams else 0.0)
     received_R = plan.hops[-1].send_counts.sum(axis=0).astype(float)
     return BareCost(rows, tuple(legs), tuple(packs), _quantise_us(rows, received_R, rates))
-
-
-def _leg(hop: Hop, links: LinkRates, *, node_R: np.ndarray, row_bytes: int) -> Leg:
-    load = load_of(hop, node_R=node_R)
-    return Leg(f"dispatch.{hop.name}", load, price_hop(load, links, row_bytes=row_bytes), row_bytes)
 
 
 def _in_order(hop: Hop, num_rows: int) -> bool:

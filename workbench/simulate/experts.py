@@ -104,7 +104,7 @@ def choice_of(cell: Cell, traffic: GroupTraffic) -> Choice:
     if not estimators:
         return Choice("roofline", None, None, ())
     one, _ = _fastest(estimators, cell, traffic)
-    flags = ["band_of_expert_stages"]
+    flags = ["band_of_experts_and_messages"]
     if one.transferred_from is not None:
         flags.append(f"transferred_from={one.transferred_from}")
         if not one.near:

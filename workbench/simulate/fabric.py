@@ -67,6 +67,43 @@ def reference_fabric() -> Fabric:
     return fit_fabric(rows)
 
 
+@cache
+def near_parts() -> tuple[str, ...]:
+    """Parts with rows of one node."""
+    return tuple(sorted(deepep_rows()["hardware"].unique()))
+
+
+@dataclass(frozen=True)
+class NearWay:
+    """One direction on one node: curves as in ``Way``."""
+
+    one_sided: SizeCurve
+    copied: dict[int, SizeCurve]
+
+
+@cache
+def near_shapes(hardware: str) -> frozenset[tuple[int, ...]]:
+    """(hidden, top-k, experts) that low latency was timed with on one node of a part."""
+    rows = deepep_rows()
+    rows = rows[rows["hardware"].eq(hardware) & rows["nodes"].eq(1)]
+    return frozenset(rows[list(SHAPE)].itertuples(index=False, name=None))
+
+
+@cache
+def near_way(hardware: str, way: str, shape: tuple[int, ...] = tuple(SHAPE.values())) -> NearWay:
+    """Curves of a part's newest rows of one node; ``way`` is dispatch or combine, ``shape`` one of ``near_shapes``."""
+    rows = deepep_rows()
+    rows = rows[rows["hardware"].eq(hardware) & rows["nodes"].eq(1) & rows["op"].eq(way)]
+    rows = rows[rows["version"].eq(rows["version"].iloc[rows["version"].map(_number).argmax()])]
+    rows = rows[(rows[list(SHAPE)] == list(shape)).all(axis=1)]
+    modes = rows["mode"]
+    return NearWay(one_sided_curve(rows[modes.eq("low_latency")], way), copied_curves(rows[modes.eq("normal")], way))
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
 def fit_fabric(rows: pd.DataFrame) -> Fabric:
     """Constants from rows of one and two nodes of one part and version. Raises ValueError for rows of more nodes."""
     if rows["nodes"].max() > 2:
@@ -104,8 +141,12 @@ def _base_us(rows: pd.DataFrame) -> float:
 
 def one_sided_curve(rows: pd.DataFrame, way: str) -> SizeCurve:
     """Low latency on one node: microseconds over bytes that leave a rank."""
-    leaving = (GPUS_PER_NODE - 1) / GPUS_PER_NODE
-    return size_curve(_pair_bytes(rows, way) * leaving, rows["us"])
+    return size_curve(leaving_bytes(rows, way), rows["us"])
+
+
+def leaving_bytes(rows: pd.DataFrame, way: str) -> np.ndarray:
+    """Low latency on one node: bytes of a rank to the others."""
+    return _pair_bytes(rows, way) * ((GPUS_PER_NODE - 1) / GPUS_PER_NODE)
 
 
 def copied_curves(rows: pd.DataFrame, way: str) -> dict[int, SizeCurve]:

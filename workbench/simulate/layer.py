@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.simulate.compute import bound_by, rates_of
+from workbench.simulate.network import band_us
 from workbench.simulate.passes import TRANSFERS, LayerWork, Leg, exchange_legs, layer_work
 from workbench.simulate.timeline import Span, Timeline, busy_us, latency_us
 from workbench.simulate.traffic import GroupTraffic
@@ -43,7 +44,8 @@ class LayerCost:
     ``parts_us`` sums the slowest rank's time by ``compute``, ``quantise``, ``wire`` (encoding for it), ``dispatch``
     and ``combine`` (both with their local copies), ``count_exchange``, ``tp_reduce``; ``network_us`` is the links' part
     of it and ``hidden_us`` what overlap takes off the same stages run one after the other. ``expert_us`` is what the
-    slowest rank's routed experts take, ``compute`` and ``quantise`` together.
+    slowest rank's routed experts take, ``compute`` and ``quantise`` together. ``message_band_us`` are the microseconds
+    from the latency to both ends of the messages' band, as far as nothing hides them.
     """
 
     latency_us: float
@@ -59,6 +61,7 @@ class LayerCost:
     spans: tuple[Span, ...]
     legs: tuple[Leg, ...]
     expert_us: float = 0.0
+    message_band_us: tuple[float, float] = (0.0, 0.0)
     offload: OffloadCost | None = None
 
     @property
@@ -89,6 +92,7 @@ def _summary(cell: Cell, work: LayerWork, timeline: Timeline, *, hidden_us: floa
     for stage in stages:
         parts[stage.part] += float(stage.duration_us_R(rates)[slowest])
     network_us = sum(work.totals_us.values())
+    band, seen = band_us(leg.cost for leg in work.legs), 1 - min(1.0, hidden_us / network_us) if network_us else 1.0
     moved = float(sum(stage.bytes_R[slowest] for stage in stages))
     math_us = float(sum(stage.math_us_R()[slowest] for stage in stages))
     return LayerCost(
@@ -105,4 +109,5 @@ def _summary(cell: Cell, work: LayerWork, timeline: Timeline, *, hidden_us: floa
         spans=tuple(timeline.spans),
         legs=work.legs,
         expert_us=float(work.expert_us_R[slowest]),
+        message_band_us=(seen * band[0], seen * band[1]),
     )

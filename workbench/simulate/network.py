@@ -19,7 +19,7 @@ Idealised by data sheet: links reach their rate at every message size, nothing e
 collide. What takes a network off that is in ``penalties``; ``links`` has the rates and latencies that were measured.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2
@@ -30,7 +30,16 @@ from workbench.simulate.link_rates import LinkRates, link_rates
 from workbench.simulate.loads import HopLoad, PortLoad, RoundLoads, even_load
 from workbench.spec.errors import Unsupported
 
-__all__ = ["HopCost", "LinkRates", "all_reduce_us", "count_exchange_us", "link_rates", "price_hop", "price_hops"]
+__all__ = [
+    "HopCost",
+    "LinkRates",
+    "all_reduce_us",
+    "band_us",
+    "count_exchange_us",
+    "link_rates",
+    "price_hop",
+    "price_hops",
+]
 
 MESSAGE_US = 0.1
 """Assumed cost of starting one message, 10 million a second for each GPU; messages overlap with bytes."""
@@ -43,8 +52,8 @@ UP_FIELD, OUT_FIELD = "cluster.links.scale_up_gb_per_s", "cluster.links.scale_ou
 class HopCost:
     """Microseconds of a hop: each rank's links [R], node NICs by rank [R], and the hop as a whole.
 
-    ``rank_us_R`` is a rank's own time with its latencies, ``total_us`` the latencies and the slowest rank; of a hop that
-    streams into the next, what it adds to the hops before it. ``method`` and ``band`` are those of the links.
+    ``rank_us_R`` is a rank's own time with its latencies, ``total_us`` the latencies and the slowest rank; of a hop
+    that streams into the next, what it adds to the hops before it. ``method`` and ``band`` are those of the links.
     """
 
     name: str
@@ -212,6 +221,15 @@ def count_exchange_us(hops: tuple[HopLoad, ...], links: LinkRates, *, node_R: np
 @lru_cache(maxsize=256)
 def _counts_us(node_R: tuple[int, ...], links: LinkRates) -> float:
     return price_hop(even_load("counts", np.asarray(node_R)), links, row_bytes=COUNT_BYTES).total_us
+
+
+def band_us(costs: Iterable[HopCost]) -> tuple[float, float]:
+    """Microseconds from the sum of the hops to the two ends of its band; a hop by data sheet has none, and adds none.
+
+    Errors of the hops of one exchange go together, so they add up.
+    """
+    banded = [(cost.total_us, *cost.band) for cost in costs if cost.band is not None]
+    return sum((low - 1) * us for us, low, _ in banded), sum((high - 1) * us for us, _, high in banded)
 
 
 def all_reduce_us(num_bytes: float, *, num_ranks: int, links: LinkRates) -> float:

@@ -15,8 +15,9 @@ import numpy as np
 
 from workbench.comm.payload import combine_row_bytes, dispatch_row_bytes
 from workbench.simulate.compute import Rates, Stage, rates_of
+from workbench.simulate.links import links_of
 from workbench.simulate.loads import HopLoad
-from workbench.simulate.network import HopCost, LinkRates, all_reduce_us, count_exchange_us, link_rates, price_hop
+from workbench.simulate.network import HopCost, LinkRates, all_reduce_us, count_exchange_us, price_hops
 from workbench.simulate.stages import LayerStages, layer_stages
 from workbench.simulate.timeline import Message, Pass, Step, Task, Transfer
 from workbench.simulate.traffic import GroupTraffic
@@ -54,17 +55,24 @@ def layer_work(cell: Cell, traffic: GroupTraffic, parts: Sequence[GroupTraffic])
     return _Builder(cell, traffic, tuple(parts)).work()
 
 
-def exchange_legs(cell: Cell, traffic: GroupTraffic, *, links: LinkRates) -> tuple[tuple[Leg, ...], tuple[Leg, ...]]:
-    """Hops of dispatch in order and of combine in reverse, each at the bytes of its own wire dtype.
+def exchange_legs(
+    cell: Cell, traffic: GroupTraffic, *, links: LinkRates, back: LinkRates | None = None
+) -> tuple[tuple[Leg, ...], tuple[Leg, ...]]:
+    """Hops of dispatch in order and of combine in reverse, each at the bytes of its own wire dtype; ``back`` are
+    combine's links where they are not those of dispatch.
 
     Dispatch rows carry expert ids and weights beside the payload; combine rows are bare.
     """
     out_bytes, back_bytes = dispatch_row_bytes(cell), combine_row_bytes(cell)
-    return _legs("dispatch", traffic.hops, links, out_bytes), _legs("combine", _back(traffic.hops), links, back_bytes)
+    return (
+        _legs("dispatch", traffic.hops, links, out_bytes),
+        _legs("combine", _back(traffic.hops), back or links, back_bytes),
+    )
 
 
 def _legs(name: str, hops: tuple[HopLoad, ...], links: LinkRates, row_bytes: int) -> tuple[Leg, ...]:
-    return tuple(Leg(f"{name}.{hop.name}", hop, price_hop(hop, links, row_bytes=row_bytes), row_bytes) for hop in hops)
+    costs = price_hops(hops, links, row_bytes=row_bytes)
+    return tuple(Leg(f"{name}.{hop.name}", hop, cost, row_bytes) for hop, cost in zip(hops, costs, strict=True))
 
 
 def _back(hops: tuple[HopLoad, ...]) -> tuple[HopLoad, ...]:
@@ -81,7 +89,7 @@ class _Builder:
 
     def __init__(self, cell: Cell, traffic: GroupTraffic, parts: tuple[GroupTraffic, ...]) -> None:
         self.cell, self.traffic, self.parts = cell, traffic, parts
-        self.rates, self.links = rates_of(cell.cluster.hardware, cell.precision), link_rates(cell.cluster)
+        self.rates, self.links = rates_of(cell.cluster.hardware, cell.precision), links_of(cell)
         self.own_gates = len(parts) > 1 and cell.dispatch.overlap.kind == "two_batch"
         self.beside = cell.dispatch.shared_expert_overlap
         self.totals_us = dict.fromkeys(TRANSFERS, 0.0)
@@ -116,22 +124,26 @@ class _Builder:
     def _part(self, traffic: GroupTraffic, one: LayerStages) -> tuple[Step, ...]:
         first = (one.gate if self.own_gates else ()) + one.encode
         last = one.shared if self.own_gates and not self.beside else ()
-        out, back = exchange_legs(self.cell, traffic, links=self.links) if traffic.hops else ((), ())
-        counts_us = count_exchange_us(traffic.hops, self.links, node_R=traffic.node_R)
+        out, back = (), ()
+        if traffic.hops:
+            out, back = exchange_legs(self.cell, traffic, links=self.links.out, back=self.links.back)
+        counts_us = count_exchange_us(traffic.hops, self.links.out, node_R=traffic.node_R)
         counts = self._transfer("count_exchange", counts_us)
         self.expert_us_R = self.expert_us_R + sum(stage.duration_us_R(self.rates) for stage in one.experts)
+        pack, unpack = self._copies(one.pack, one.unpack)
         return self._steps(
-            traffic, (first, one.experts, last), one.pack, out, (one.encode_back, one.unpack), back, counts=counts
+            traffic, (first, one.experts, last), pack, out, (one.encode_back, unpack), back, counts=counts
         )
 
     def _backward(self, staged: list[BackwardStages], whole: BackwardStages) -> Pass:
         out_bytes, back_bytes = gradient_row_bytes(self.cell)
         parts = []
         for traffic, one in zip(self.parts, staged, strict=True):
-            out = _legs("combine.backward", traffic.hops, self.links, out_bytes)
-            back = _legs("dispatch.backward", _back(traffic.hops), self.links, back_bytes)
+            out = _legs("combine.backward", traffic.hops, self.links.out, out_bytes)
+            back = _legs("dispatch.backward", _back(traffic.hops), self.links.back, back_bytes)
             own = ((() if self.beside else one.shared) + one.gate) if self.own_gates else ()
-            parts.append(self._steps(traffic, ((), one.experts, own), one.pack, out, ((), one.unpack), back))
+            pack, unpack = self._copies(one.pack, one.unpack)
+            parts.append(self._steps(traffic, ((), one.experts, own), pack, out, ((), unpack), back))
         shared = tuple(stage for one in staged for stage in one.shared) if self.own_gates else whole.shared
         late = () if self.own_gates else (() if self.beside else whole.shared) + whole.gate
         beside = self._local(shared) if self.beside else ()
@@ -149,6 +161,10 @@ class _Builder:
         sent = Message(self._local(pack), counts + self._hops(out))
         returned = Message(self._local(around[0]), self._hops(back), self._local(around[1]))
         return Step(first, sent), Step(experts, returned), Step(last)
+
+    def _copies(self, *beside: tuple[Stage, ...]) -> tuple[tuple[Stage, ...], ...]:
+        """Copies beside an exchange, which streaming kernels make while they send: their time is in the links'."""
+        return tuple(() for _ in beside) if self.links.streams else beside
 
     def _local(self, stages: tuple[Stage, ...]) -> tuple[Task, ...]:
         self.stages += stages
@@ -174,6 +190,6 @@ class _Builder:
         cell = self.cell
         assert cell.model is not None
         num_bytes = cell.workload.tokens_per_rank * cell.model.hidden * WIDE_BYTES
-        total_us = all_reduce_us(num_bytes, num_ranks=cell.parallel.tp, links=self.links)
+        total_us = all_reduce_us(num_bytes, num_ranks=cell.parallel.tp, links=self.links.out)
         transfers = self._transfer("tp_reduce", total_us)
         return [Pass((), ((Step((), Message((), transfers)),),))] if transfers else []
