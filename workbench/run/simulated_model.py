@@ -106,16 +106,20 @@ def time_fields(rates: Rates) -> dict[str, Any]:
 
 
 def band_fields(choice: Choice, rates: Rates) -> dict[str, Any]:
-    """The band of the described step, which moves with the experts' time; None by roofline."""
+    """The band of the described step, which moves with the experts' time and the messages'; None by roofline."""
     if choice.band is None or not rates.step.latency_us:
         return {}
-    (low, high), latency_us = choice.band, rates.latency_us
-    expert_us = rates.step.expert_us * latency_us / rates.step.latency_us
+    latency_us, step = rates.latency_us, rates.step
+    scale = latency_us / step.latency_us
+    low, high = (
+        scale * ((edge - 1) * step.expert_us + shift)
+        for edge, shift in zip(choice.band, step.message_band_us, strict=True)
+    )
     return {
         "kernel_version": choice.version,
-        "band_low_us": latency_us + (low - 1) * expert_us,
-        "band_high_us": latency_us + (high - 1) * expert_us,
-        "error_band_pct": 50 * (high - low) * expert_us / latency_us,
+        "band_low_us": max(0.0, latency_us + low),
+        "band_high_us": latency_us + high,
+        "error_band_pct": 50 * (high - low) / latency_us,
     }
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workbench.simulate.experts import choice_of
-from workbench.simulate.layer import price_layer
+from workbench.simulate.experts import Choice, choice_of
+from workbench.simulate.layer import LayerCost, price_layer
 from workbench.simulate.memory import GIB, MemoryFit, layer_fit, model_fit
 from workbench.simulate.model import ModelStep, moe_cell, price_step
 from workbench.simulate.offload import with_offload
@@ -126,28 +126,35 @@ class Pricer:
     def _model(self, cell: Cell, fits: Mapping[str, MemoryFit]) -> Figures:
         rates = price_serving(cell, max_layers=self.max_layers, price=self._step)
         choice = choice_of(moe_cell(cell), group_traffic(moe_cell(cell)))
-        share = rates.step.expert_us / rates.step.latency_us if rates.step.latency_us else 0.0
-        low, high = choice.band or (1.0, 1.0)
         return Figures(
             rates.tokens_per_s, rates.gpus, rates.latency_us, rates.ttft_us, rates.tpot_us, rates.usd_per_hour,
             max(fit.needed_bytes for fit in fits.values()), f"{choice.method}+roofline",
-            (1 + (low - 1) * share, 1 + (high - 1) * share), _model_parts(rates),
+            _band(choice, rates.step), _model_parts(rates),
         )  # fmt: skip
 
     def _layer(self, cell: Cell, fits: Mapping[str, MemoryFit]) -> Figures:
         traffic = group_traffic(cell)
         cost = with_offload(cell, price_layer(cell, traffic, parts=part_traffics(cell)))
         choice, tokens = choice_of(cell, traffic), float(traffic.tokens_R.sum())
-        share = cost.expert_us / cost.latency_us if cost.latency_us else 0.0
-        low, high = choice.band or (1.0, 1.0)
         gpus = cell.ep * cell.parallel.tp
         usd = cell.cluster.usd_per_gpu_hour
         parts = {name: us for name, us in cost.parts_us.items() if us} | {"hidden": -cost.hidden_us}
         return Figures(
             tokens / cost.latency_us * 1e6 if cost.latency_us else 0.0, gpus, cost.latency_us, None, None,
             usd * gpus if usd else None, fits[""].needed_bytes, choice.method,
-            (1 + (low - 1) * share, 1 + (high - 1) * share), parts,
+            _band(choice, cost), parts,
         )  # fmt: skip
+
+
+def _band(choice: Choice, cost: ModelStep | LayerCost) -> tuple[float, float]:
+    """The latency's band over the latency: that of the experts' time and of the messages'."""
+    if choice.band is None or not cost.latency_us:
+        return 1.0, 1.0
+    low, high = (
+        1 + ((edge - 1) * cost.expert_us + shift) / cost.latency_us
+        for edge, shift in zip(choice.band, cost.message_band_us, strict=True)
+    )
+    return max(0.0, low), high
 
 
 def _model_parts(rates: Rates) -> dict[str, float]:

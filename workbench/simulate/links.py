@@ -83,6 +83,14 @@ def links_of(cell: Cell) -> Links:
     return collective_links(cluster, num_ranks=inside, far=far, tp=tp)
 
 
+def reduction_links(cell: Cell, num_gpus: int) -> LinkRates:
+    """Links for all-reduces of ``num_gpus``: NCCL's curve where that many were timed, else the data sheet."""
+    sheet = link_rates(cell.cluster)
+    if not _is_measured(cell):
+        return sheet
+    return replace(sheet, reduce_curve=_reduce_curve(cell.cluster.hardware, num_gpus))
+
+
 def prices_sms(cell: Cell) -> bool:
     """Whether ``dispatch.comm_sms`` decides anything."""
     return _is_measured(cell) and _has_kernel(cell, "node_dedup")

@@ -15,6 +15,7 @@ from workbench.simulate.attention import DenseParts, dense_parts, with_backward
 from workbench.simulate.compute import Stage
 from workbench.simulate.context import Context, attention_layers, context_of
 from workbench.simulate.layer import LayerCost, price_layer
+from workbench.simulate.links import reduction_links
 from workbench.simulate.network import LinkRates, all_reduce_us, link_rates
 from workbench.simulate.offload import with_offload
 from workbench.simulate.reduction import replicas, training_extra_us
@@ -63,6 +64,12 @@ class ModelStep:
         parts = self.moe_us + self.attention_us + self.dense_us + self.head_us + self.hop_us + self.reductions_us
         return parts - self.hidden_us + self.extra_us
 
+    @property
+    def message_band_us(self) -> tuple[float, float]:
+        """From the latency to both ends of the messages' band."""
+        low, high = (self.layers_each * sum(cost.message_band_us[side] for cost in self.moe) for side in (0, 1))
+        return low, high
+
     def part(self, name: str) -> float:
         """One of ``LayerCost.parts_us`` over all MoE layers."""
         return self.layers_each * sum(cost.parts_us[name] for cost in self.moe)
@@ -87,7 +94,8 @@ def price_step(cell: Cell, *, max_layers: int = MAX_PRICED_LAYERS) -> ModelStep:
     attention_us, dense_us, head_us = _dense_us(cell, dense, context, halves=halves, trains=trains)
     reduced = model.total_layers + (model.total_layers - model.moe_layers)
     reductions_us = reduced * (2 if trains else 1) * all_reduce_us(
-        context.tokens * model.hidden * WIDE_BYTES, num_ranks=cell.parallel.attn_tp, links=links
+        context.tokens * model.hidden * WIDE_BYTES, num_ranks=cell.parallel.attn_tp,
+        links=reduction_links(cell, cell.parallel.attn_tp),
     )  # fmt: skip
     exposed_us = layers_each * sum(max(0.0, cost.exchange_us - cost.hidden_us) for cost in moe)
     hidden_us = min(exposed_us, attention_us) if halves == 2 else 0.0
