@@ -11,7 +11,7 @@ from workbench.spec.scenario_file import load_scenario
 SUITES = (
     "all-to-all", "deepseek-v3", "gpt-oss-120b", "grouped-gemm", "h200-reference", "kernels-h200",
     "kernels-sweep", "kimi-k2", "plan-search", "quickstart", "qwen3-235b",
-    "serving-disaggregated", "ten-thousand-gpus",
+    "serving-disaggregated", "ten-thousand-gpus", "training-dynamics",
 )  # fmt: skip
 MODEL_SUITES = {"deepseek-v3": "deepseek-v3", "kimi-k2": "kimi-k2", "qwen3-235b": "qwen3-235b-a22b",
                 "gpt-oss-120b": "gpt-oss-120b"}  # fmt: skip

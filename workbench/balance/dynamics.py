@@ -13,6 +13,8 @@ training does besides to a router's weights is not modelled, but for ``reinforce
 - ``none``: nothing but drift and ``reinforcement``, by which the logit of an expert grows every step by that times
   (load_e - mean) / mean, at most 1 up or down: experts that are chosen learn and are chosen more (Shazeer et al. 2017,
   section 4).
+
+``rate`` and ``reinforcement`` are fields of ``balance``.
 """
 
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ from workbench.workload.traffic import mean_scores, route_all
 BIAS_RATE = 0.001
 AUX_RATE = 1.0
 MAX_STEPS = 4096
+TRACED_STEPS = 24
 _MAX_LOGITS = 1 << 18  # drawn for each step of a cell's training; of larger batches a sample
 
 
@@ -51,16 +54,19 @@ class TrainingStep:
 
 
 def training_steps(
-    cell: Cell, *, layer: int = 0, steps: int | None = None, rate: float | None = None, reinforcement: float = 0.0,
-    start: TrainingStep | None = None, max_tokens: int | None = None,
+    cell: Cell, *, layer: int = 0, steps: int | None = None, rate: float | None = None,
+    reinforcement: float | None = None, start: TrainingStep | None = None, max_tokens: int | None = None,
 ) -> Iterator[TrainingStep]:  # fmt: skip
     """Steps of ``cell.balance.training``, as many as ``steps`` or ``workload.steps``; step s is routed with what the s
     before it have made of the router.
 
-    ``rate`` is gamma or the auxiliary loss's, ``max_tokens`` of each rank are routed, and with ``start`` it goes on
-    from that step instead of step 0 with no steer. Raises Unsupported for routers that cannot be steered.
+    ``rate`` is gamma or the auxiliary loss's, both it and ``reinforcement`` the cell's if left out. ``max_tokens`` of
+    each rank are routed, and with ``start`` it goes on from that step instead of step 0 with no steer. Raises
+    Unsupported for routers that cannot be steered.
     """
     plain = cell.model_copy(update={"balance": cell.balance.model_copy(update={"capacity": None})})
+    rate = cell.balance.rate if rate is None else rate
+    reinforcement = cell.balance.reinforcement if reinforcement is None else reinforcement
     steer = Steer() if start is None else start.steer
     first = 0 if start is None else start.step
     for step in range(first, first + (cell.workload.steps if steps is None else steps)):
@@ -87,29 +93,40 @@ def aux_gradient(loads: np.ndarray, scores: np.ndarray) -> np.ndarray:
     return loads.size * scores * (shares - (shares * scores).sum())
 
 
+def is_trained(cell: Cell) -> bool:
+    """Whether the router changes over the cell's steps, by balancing or by reinforcement."""
+    return cell.balance.training != "none" or cell.balance.reinforcement > 0
+
+
 def judged_step(cell: Cell) -> int:
-    """The step that a layer is measured and priced at: with ``balance.training`` the last one, before which the others
-    have balanced, else the first."""
-    return cell.workload.steps - 1 if cell.balance.training != "none" else 0
+    """The step that a layer is measured and priced at: of a router that is trained the last one, before which the
+    others have changed it, else the first."""
+    return cell.workload.steps - 1 if is_trained(cell) else 0
 
 
 def training_flags(cell: Cell) -> list[str]:
-    """``trained_steps=9``: steps before the judged one, of a cell with ``balance.training``."""
-    return [] if cell.balance.training == "none" or cell.model is None else [f"trained_steps={judged_step(cell)}"]
+    """``trained_steps=9``: steps before the judged one, of a cell whose router is trained."""
+    return [f"trained_steps={judged_step(cell)}"] if is_trained(cell) and cell.model is not None else []
 
 
 def reached(cell: Cell, *, layer: int = 0) -> Steer | None:
-    """What ``balance.training`` has made of the router when the last step of ``workload.steps`` begins; None without
-    training. Raises Unsupported for more than ``MAX_STEPS`` steps."""
-    if cell.balance.training == "none":
-        return None
+    """What training has made of the router when the last step of ``workload.steps`` begins; None without training.
+    Raises Unsupported for more than ``MAX_STEPS`` steps."""
+    return traced_steps(cell, layer=layer)[-1].steer if is_trained(cell) else None
+
+
+def traced_steps(cell: Cell, *, layer: int = 0) -> tuple[TrainingStep, ...]:
+    """At most ``TRACED_STEPS`` of the cell's training, evenly apart, the first and the last among them; of large
+    batches a sample is routed. Raises Unsupported for more than ``MAX_STEPS`` steps."""
     if cell.workload.steps > MAX_STEPS:
         raise Unsupported(f"workload.steps: {cell.workload.steps} with balance.training; at most {MAX_STEPS} are run")
+    balance = cell.balance
     key = (
         cell.model.model_dump_json(include={"num_experts", "top_k", "router"}), cell.router.model_dump_json(),
-        cell.workload.model_dump_json(exclude={"data"}), cell.balance.training, cell.ep, cell.trace_digest, layer,
+        cell.workload.model_dump_json(exclude={"data"}), (balance.training, balance.rate, balance.reinforcement),
+        cell.ep, cell.trace_digest, layer,
     )  # fmt: skip
-    return _reached(_Query(key, layer, cell))
+    return _traced(_Query(key, layer, cell))
 
 
 @dataclass(frozen=True)
@@ -120,10 +137,13 @@ class _Query:
 
 
 @lru_cache(maxsize=64)
-def _reached(query: _Query) -> Steer:
+def _traced(query: _Query) -> tuple[TrainingStep, ...]:
     cell = query.cell
     tokens = max(1, _MAX_LOGITS // (cell.ep * cell.model.num_experts))
-    return list(training_steps(cell, layer=query.layer, max_tokens=tokens))[-1].steer
+    steps = cell.workload.steps
+    kept = set(np.linspace(0, steps - 1, min(steps, TRACED_STEPS)).round().astype(int).tolist())
+    every = training_steps(cell, layer=query.layer, max_tokens=tokens)
+    return tuple(step for step in every if step.step in kept)
 
 
 def _added(values: tuple[float, ...], update: np.ndarray) -> tuple[float, ...]:

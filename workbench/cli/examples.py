@@ -7,7 +7,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "submit": ("moe-workbench submit h200-reference --address http://127.0.0.1:8265",),
     "stop": ("moe-workbench stop latest",),
-    "plan": ("moe-workbench plan my.yaml --set parallel.ep=16",),
+    "plan": (
+        "moe-workbench plan my.yaml --set parallel.ep=16",
+        "moe-workbench plan plan-search --search",
+    ),
     "scenarios": ("moe-workbench scenarios",),
     "schema": ("moe-workbench schema > scenario.schema.json",),
     "runs": (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from workbench.balance.dynamics import is_trained
 from workbench.comm.execute import DispatchMismatch
 from workbench.measure.clock import clock_for
 from workbench.run.check import CheckFailed
@@ -83,7 +84,7 @@ def _require_supported(cell: Cell, context: RankContext) -> None:
     if not offloaded and cell.offload.tier != "none":
         known = f"none can, and host for scope {' and '.join(OFFLOADED_SCOPES)}"
         raise Unsupported(f"offload.tier: {cell.offload.tier} cannot be measured yet; {known}")
-    trained = cell.balance.training != "none"
+    trained = is_trained(cell)
     wanted = {
         "parallel.tp": (cell.parallel.tp, 1),
         "parallel.pp": (cell.parallel.pp, 1),

@@ -5,7 +5,7 @@ that there is for the cell unless it forces one (``workbench.simulate.experts``)
 expert stages; other stages and messages stand in it as they are.
 """
 
-from workbench.balance.dynamics import judged_step
+from workbench.balance.dynamics import is_trained, judged_step
 from workbench.run.describe import Shortage, failed, infeasible, unsupported
 from workbench.run.offload_fields import host_does_not_fit
 from workbench.run.simulated_layer import layer_outcome
@@ -79,7 +79,7 @@ def price_steps(cell: Cell) -> list[list[LayerCost]]:
 def _priced_steps(cell: Cell) -> range:
     """The first steps; with ``balance.training`` the last one alone, before which the others have balanced."""
     steps = cell.workload.steps
-    if cell.balance.training != "none":
+    if is_trained(cell):
         return range(judged_step(cell), steps)
     return range(min(steps, max(1, MAX_PRICED_BATCHES // min(cell.workload.layers, MAX_PRICED_BATCHES))))
 

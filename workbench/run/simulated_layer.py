@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from workbench.balance.dynamics import training_flags
+from workbench.balance.dynamics import is_trained, training_flags
 from workbench.balance.history import placement_flags
 from workbench.comm.gradients import WIRE_DTYPE
 from workbench.comm.payload import payload_bytes
@@ -196,7 +196,7 @@ def flags_text(
     if len(layers) < cell.workload.layers:
         flags.append(f"sampled_layers={len(layers)}")
     flags += training_flags(cell)
-    if num_steps < cell.workload.steps and cell.balance.training == "none":
+    if num_steps < cell.workload.steps and not is_trained(cell):
         flags.append(f"sampled_steps={num_steps}")
     if above_peak(
         hbm_gb_per_s=fields.get("hbm_gb_per_s"), tflops=fields.get("tflops"),

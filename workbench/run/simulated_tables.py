@@ -5,11 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from workbench.balance.dynamics import judged_step
+from workbench.balance.dynamics import is_trained, judged_step, traced_steps
+from workbench.balance.expert_map import even_rank_loads
+from workbench.balance.history import placed_before
 from workbench.simulate.layer import LayerCost, Leg
 from workbench.simulate.memory import MemoryFit
 from workbench.simulate.traffic import GroupTraffic
 from workbench.spec.scenario import Cell
+from workbench.workload.sources import source_tokens
 
 MAX_LOAD_ROWS = 512
 
@@ -93,9 +96,12 @@ def _node_links(leg: Leg) -> list[tuple[str, float, float]]:
 
 
 def load_rows(cell: Cell, traffic: GroupTraffic) -> Rows:
-    """Pairs of layer 0 and the judged step by logical expert and by rank, the most loaded MAX_LOAD_ROWS of each; and
-    the copies of tokens that pass each node's port on their way out to the experts."""
-    rows = _loads(cell, "expert", traffic.expert_tokens_E) + _loads(cell, "rank", traffic.pairs_R)
+    """Pairs of layer 0 and the judged step by logical expert and by rank, the most loaded MAX_LOAD_ROWS of each, before
+    them those of the steps of its training; and the copies of tokens that pass each node's port on their way out to the
+    experts."""
+    rows = (
+        _trained_loads(cell) + _loads(cell, "expert", traffic.expert_tokens_E) + _loads(cell, "rank", traffic.pairs_R)
+    )
     out_R = sum((hop.out_sent_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
     in_R = sum((hop.out_received_R for hop in traffic.hops), start=np.zeros(traffic.num_ranks))
     if not out_R.any():
@@ -104,8 +110,24 @@ def load_rows(cell: Cell, traffic: GroupTraffic) -> Rows:
     return rows + [row for kind, of_R in ports for row in _loads(cell, kind, np.bincount(traffic.node_R, of_R))]
 
 
-def _loads(cell: Cell, kind: str, counts: np.ndarray) -> Rows:
-    kept, step = np.sort(np.argsort(-counts, kind="stable")[:MAX_LOAD_ROWS]), judged_step(cell)
+def _trained_loads(cell: Cell) -> Rows:
+    """Loads of the steps before the judged one by expert, and by rank with replicas sharing evenly, of a cell whose
+    router is trained: where they drift apart, collapse or come together. The most loaded of each step, a sample's
+    counts scaled up."""
+    if not is_trained(cell):
+        return []
+    rows, expert_map = [], placed_before(cell)
+    pairs = float(source_tokens(cell).sum()) * cell.model.top_k
+    for step in traced_steps(cell)[:-1]:
+        loads_E = step.loads_E * (pairs / max(1, step.loads_E.sum()))
+        rows += _loads(cell, "expert", loads_E, step=step.step)
+        rows += _loads(cell, "rank", even_rank_loads(expert_map, loads_E), step=step.step)
+    return rows
+
+
+def _loads(cell: Cell, kind: str, counts: np.ndarray, *, step: int | None = None) -> Rows:
+    kept = np.sort(np.argsort(-counts, kind="stable")[:MAX_LOAD_ROWS])
+    step = judged_step(cell) if step is None else step
     return [
         {"cell_id": cell.cell_id, "layer": 0, "step": step, "kind": kind, "index": int(index), "tokens": round(tokens)}
         for index, tokens in zip(kept.tolist(), counts[kept].tolist(), strict=True)

@@ -4,7 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from workbench.spec.base import Count, Flag, Fraction, Frozen, NonNegative, Positive, Real, kind_from_text
+from workbench.spec.base import (
+    Count,
+    Flag,
+    Fraction,
+    Frozen,
+    NonNegative,
+    NonNegativeReal,
+    Positive,
+    Real,
+    kind_from_text,
+)
 
 StrategyName = Literal[
     "none", "flat", "flat_padded", "pairwise", "bruck", "two_dh", "node_dedup", "multilevel_dedup", "packed",
@@ -75,11 +85,16 @@ class Placement(Frozen):
 class Balance(Frozen):
     """``capacity``: factor f of Tutel's meaning; null drops nothing.
 
-    ``training``: how the router is balanced over ``workload.steps``, of which the last is then measured and priced.
+    ``training``: how the router is balanced over ``workload.steps``, of which the last is then measured and priced, at
+    ``rate``: the bias's gamma, or the auxiliary loss's coefficient times the learning rate; the published one if left
+    out. ``reinforcement`` makes experts collapse: an expert's logit grows by it each step where it has twice the mean
+    load.
     """
 
     capacity: Real | None = None
     training: Literal["none", "aux_loss", "bias"] = "none"
+    rate: Positive | None = None
+    reinforcement: NonNegativeReal = 0.0
     placement: Annotated[Placement, BeforeValidator(kind_from_text)] = Placement()
 
 

@@ -17,7 +17,7 @@ HEADS = {
 
 
 def build(cells: pd.DataFrame, tables: Tables) -> go.Figure:
-    """Sorted loads of the first layer and step, one line for each distinct traffic."""
+    """Sorted loads of the first layer and the judged step, which is the last; a line for each distinct traffic."""
     loads = tables["loads"].dropna(subset=["tokens"])
     kinds = [kind for kind in HEADS if (loads["kind"] == kind).any()]
     usable = cells[(cells["status"] == "ok") & cells["cell_id"].isin(loads["cell_id"])]
@@ -44,8 +44,8 @@ def _lines(loads: pd.DataFrame, labels: dict[str, str]) -> list[tuple[str, list[
         label = labels.get(cell_id)
         if label is None or label in lines or len(lines) >= MAX_ROWS:
             continue
-        first = mine[mine["layer"].eq(mine["layer"].min()) & mine["step"].eq(mine["step"].min())]
-        tokens = first["tokens"].astype(float).sort_values(ascending=False)
+        judged = mine[mine["layer"].eq(mine["layer"].min()) & mine["step"].eq(mine["step"].max())]
+        tokens = judged["tokens"].astype(float).sort_values(ascending=False)
         if tokens.sum() > 0:
             lines[label] = (tokens / tokens.mean()).tolist()
     return list(lines.items())
