@@ -105,8 +105,9 @@ def recorded():
 
 
 @cache
-def largest():
-    return max(recorded(), key=lambda tables: len(tables.cells))
+def suite():
+    """The recorded suite of many kernels."""
+    return tables_of(open_run(reference_dir(), "kernels-h200"))
 
 
 def is_repeated(tables):
@@ -122,9 +123,9 @@ def recorded_pairs():
 
 @cache
 def drawn(device, seed):
-    """Three repeats of the largest recorded run: each cell's samples drawn anew, each repeat off by what repeats
+    """Three repeats of the recorded suite: each cell's samples drawn anew, each repeat off by what repeats
     differ by."""
-    tables = largest()
+    tables = suite()
     rng = np.random.default_rng(seed)
     parts = []
     for cell_id, rows in tables.samples[tables.samples["repeat"] == 0].groupby("cell_id", sort=False):

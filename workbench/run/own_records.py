@@ -18,13 +18,13 @@ SCOPES = ("layer", "layer_no_router")
 def own_records(cells: pd.DataFrame, loads: pd.DataFrame) -> pd.DataFrame:
     """Rows of the measured cells of one run that a simulator can learn from or be checked against.
 
-    Left out: cells that are not ``ok``, whose ranks exchanged something, or whose formats a GPU emulated, for then the
-    time says nothing of a kernel. A processor emulates every narrow format, so there that is what a format takes.
+    Left out: cells that are not ``ok``, whose ranks exchanged something, whose experts came through a cache, or whose
+    formats a GPU emulated, for then the time says nothing of a kernel. A processor emulates every narrow format, so there that is what a format takes.
     """
     emulated = cells["math_path"].eq("emulated") & cells["hardware"].ne("cpu")
     chosen = cells[
         cells["status"].eq("ok") & cells["engine"].eq("measure") & cells["scope"].isin(SCOPES)
-        & cells["strategy"].eq("none") & ~emulated
+        & cells["strategy"].eq("none") & ~emulated & cells["hit_rate"].isna()
     ]  # fmt: skip
     pairs = loads[loads["kind"].eq("rank")].set_index(["cell_id", "index"])["tokens"]
     return pd.DataFrame([_row(record, pairs) for record in chosen.to_dict("records")])
