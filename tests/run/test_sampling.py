@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from workbench.run import sampling
 from workbench.run.sampling import Sampler
 from workbench.spec.dispatch import Measure
 
 
 class Alone:
-    """A group of one."""
+    """A group of one, without a GPU."""
+
+    gpu_index = None
 
     def gather(self, values):
         return np.array([values])
@@ -69,3 +72,10 @@ def test_every_sample_starts_from_a_flushed_cache():
     tool = Sampler(Alone(), Scripted([]), lambda: flushed.append(1), Measure(warmup=3, min_samples=5, max_seconds=1.0))
     samples = tool.sample(lambda: None)
     assert len(flushed) == 3 + len(samples.times_us)
+
+
+def test_a_gpus_power_is_that_of_the_samples(monkeypatch):
+    readings = iter([100.0, 450.0])
+    monkeypatch.setattr(sampling, "energy_joules", lambda index: next(readings))
+    monkeypatch.setattr(sampling, "mean_watts", lambda before, after, seconds: after - before)
+    assert sampler(Scripted([]), warmup=1).sample(lambda: None).watts == 350.0

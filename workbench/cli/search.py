@@ -29,7 +29,7 @@ METHODS = {
     "three changes at once may be missed",
 }
 CAVEATS = (
-    "bands are of the expert stages, held out by row; attention and messages are estimates without a band",
+    "bands are those of experts and messages, held out by row; attention and dense parts are at the speed of light",
     "precisions differ in numerical error, which the search does not weigh",
 )
 

@@ -64,6 +64,7 @@ def measured_step(
         "timer": clock.timer,
         "graph": graphed is not None,
         "clock_mhz": clock_mhz,
+        "watts": samples.watts,
         "peak_memory_bytes": peak,
         "hardware_name": context.hardware_name,
         **checked,

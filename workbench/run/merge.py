@@ -185,7 +185,9 @@ def _rate_fields(cell: Cell, reports: Sequence[RankReport], *, latency_us: float
         fields["roofline_fraction"] = max(memory_us, math_us) / latency_us
         fields["bound_by"] = "memory" if memory_us > math_us else "compute"
     if cell.model is not None and len(reports) == cell.ep:
-        fields |= throughput_fields(cell, latency_us=latency_us)
+        drawn = [report.watts for report in reports if report.watts is not None]
+        watts = sum(drawn) / len(drawn) if len(drawn) == len(reports) else None
+        fields |= throughput_fields(cell, latency_us=latency_us, measured_watts=watts)
     return fields
 
 

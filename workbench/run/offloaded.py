@@ -72,7 +72,8 @@ def measure_offloaded(cell: Cell, context: RankContext, *, clock: Clock, started
     sampler = Sampler(context, clock, _flusher(cell, context, whole.cache), cell.measure)
     count = len(whole.runs)
     first_call_us = sampler.timed(whole)
-    times_us = tuple(us / count for us in sampler.sample(whole).times_us)
+    samples = sampler.sample(whole)
+    times_us = tuple(us / count for us in samples.times_us)
     peak = context.peak_memory_bytes()
     fields = _cache_fields(whole, sampler)
     checks = [check_layer(cell, whole.steps[at], whole.runs[at]) for at in {0, count - 1}]
@@ -81,6 +82,7 @@ def measure_offloaded(cell: Cell, context: RankContext, *, clock: Clock, started
     return RankReport(
         rank=whole.steps[0].group_rank,
         samples_us=times_us,
+        watts=samples.watts,
         first_call_us=first_call_us / count,
         prepare_us=prepare_us,
         stages=_per_step(stages, count),

@@ -60,6 +60,7 @@ class RankReport:
     dropped_tokens: int = 0
     expert_tokens: tuple[tuple[int, int], ...] = ()
     clock_mhz: float | None = None
+    watts: float | None = None
     hardware_name: str | None = None
     kernel_version: str | None = None
     hit_rate: float | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workbench.measure.clock import Clock
+from workbench.measure.power import energy_joules, mean_watts
 from workbench.measure.stopping import StoppingRule
 from workbench.run.context import RankContext
 from workbench.spec.dispatch import Measure
@@ -14,10 +15,14 @@ from workbench.spec.dispatch import Measure
 
 @dataclass(frozen=True)
 class Samples:
-    """``times_us`` [iterations] of this rank, without warm-up; the caller times the first call of all apart."""
+    """``times_us`` [iterations] of this rank, without warm-up; the caller times the first call of all apart.
+
+    ``watts`` is what its GPU drew meanwhile on average, what runs before each sample included; None where not known.
+    """
 
     times_us: tuple[float, ...]
     sampling_s: float
+    watts: float | None = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,7 @@ class Sampler:
         rule = StoppingRule(self.measure.min_samples, self.measure.max_relative_ci, self.measure.max_seconds)
         own: list[float] = []
         slowest = np.empty(0)
+        joules = energy_joules(self.context.gpu_index)
         start, elapsed = time.monotonic(), 0.0
         while not rule.is_enough(slowest, elapsed):
             batch = [self.timed(step) for _ in range(rule.next_batch(slowest, elapsed))]
@@ -45,7 +51,9 @@ class Sampler:
             gathered = self.context.gather([time.monotonic() - start, *batch])
             elapsed = float(gathered[:, 0].max())
             slowest = np.concatenate([slowest, gathered[:, 1:].max(axis=0)])
-        return Samples(tuple(own), time.monotonic() - start)
+        sampled_s = time.monotonic() - start
+        watts = mean_watts(joules, energy_joules(self.context.gpu_index), seconds=sampled_s)
+        return Samples(tuple(own), sampled_s, watts)
 
     def timed(self, step: Callable[[], object]) -> float:
         """Microseconds of one call, from a cold cache if asked for and with all ranks at the start."""

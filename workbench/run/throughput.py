@@ -12,7 +12,7 @@ MEASURED, RATING = "measured", "rating"
 def throughput_fields(cell: Cell, *, latency_us: float, measured_watts: float | None = None) -> dict[str, Any]:
     """Of a group whose step takes ``latency_us``: tokens of all ranks, of one GPU. Nothing without tokens or time.
 
-    ``measured_watts`` is the power of one GPU; without it the part's rating stands in.
+    ``measured_watts`` is the power of one GPU while it was sampled; without it the part's rating stands in.
     """
     tokens, tp, usd = float(source_tokens(cell).mean()), cell.parallel.tp, cell.cluster.usd_per_gpu_hour
     if not tokens or not latency_us:
