@@ -4,7 +4,7 @@ import pytest
 
 from tests.simulate.cells import cluster_of, make_cell
 from workbench.run.simulated import run_simulated
-from workbench.simulate.experts import estimators_of, expert_work
+from workbench.simulate.experts import choice_of, estimators_of, expert_work
 from workbench.simulate.families import find_families, widened
 from workbench.simulate.traffic import group_traffic
 from workbench.spec.catalog import load_hardware
@@ -70,7 +70,9 @@ def test_the_expert_stages_and_the_messages_take_the_estimate():
 def test_a_slower_gpu_of_the_same_kind_takes_longer_and_its_band_is_wider():
     own, other = record(tokens=16), record(tokens=16, cluster=cluster_of("h100-sxm"))
     assert 1.2 < other.compute_us / own.compute_us < 4.8 / 3.35 * 1.05
-    assert other.error_band_pct > own.error_band_pct
+    cells = make_cell(tokens=16), make_cell(tokens=16, cluster=cluster_of("h100-sxm"))
+    own_band, other_band = (choice_of(cell, group_traffic(cell)).band for cell in cells)
+    assert other_band[0] < own_band[0] < 1 < own_band[1] < other_band[1]
 
 
 def test_families_come_from_the_nearest_gpu():

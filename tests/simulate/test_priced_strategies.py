@@ -211,7 +211,7 @@ def test_inside_a_node_small_messages_are_the_parts_published_all_to_all():
 
 
 def test_every_switch_of_the_table_is_a_field():
-    listed = {"cross_rail", "small_messages", "incast"}
+    listed = {"cross_rail", "small_messages", "incast", "congestion"}
     for name, penalty in PENALTIES.items():
         field, _, value = penalty.switch.removeprefix("cluster.links.").partition(": ")
         assert field in Links.model_fields or field == "always"

@@ -162,9 +162,10 @@ def byte_fields(cell: Cell, layers: list[LayerCost], *, first: GroupTraffic, sca
 
 
 def message_flags(cell: Cell, layers: list[LayerCost]) -> list[str]:
-    """How the messages were priced, by what, and whose band they have."""
-    methods = {leg.cost.method for cost in layers for leg in cost.legs}
-    return [f"messages={name}" for name in sorted(methods)] + [*links_of(cell).flags] * bool(methods)
+    """How the messages were priced, and what else must be said of their links; nothing where all rows stay."""
+    legs = [leg for cost in layers for leg in cost.legs if leg.load.sent.messages_R.any()]
+    methods = sorted({leg.cost.method for leg in legs})
+    return [f"messages={name}" for name in methods] + [*links_of(cell).flags] * bool(methods)
 
 
 def load_fields(traffic: GroupTraffic, *, scale: float) -> dict[str, Any]:

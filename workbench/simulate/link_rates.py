@@ -1,9 +1,10 @@
 """Rates of a GPU's links and what was measured of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import log2
 
 from workbench.simulate.curves import SizeCurve
-from workbench.simulate.penalties import CROSS, CROSS_RATE, INCAST_RATE, RAIL
+from workbench.simulate.penalties import CONGESTION, CROSS, CROSS_RATE, INCAST_RATE, RAIL
 from workbench.spec.cluster import Cluster, Hardware
 
 
@@ -13,7 +14,8 @@ class LinkRates:
 
     ``node`` is what the ranks of a node share; None where nothing is shared. ``memory`` is a GPU's own, for what stays.
     ``alpha_us`` are costs of a scale-out message, along a rail and across; ``incast`` the part of a NIC's rate that is
-    left where several ranks send to it.
+    left where several ranks send to it. ``spine`` are the nodes of a leaf switch and what its way up is oversubscribed
+    by, ``congestion`` what each doubling of nodes leaves of a NIC's rate: ``between`` counts both in.
 
     From measurements come ``up_curve``, which takes the place of the scale-up rate and latency; ``reduce_curve`` over
     the bytes of an all-reduce of the GPUs of a rank; ``copied`` over what the SMs of a rank copy, for a strategy whose
@@ -32,6 +34,8 @@ class LinkRates:
     memory_bytes_per_us: float | None = None
     alpha_us: tuple[float, float] = (0.0, 0.0)
     incast: float = 1.0
+    spine: tuple[int, float] | None = None
+    congestion: float = 1.0
     up_curve: SizeCurve | None = None
     reduce_curve: SizeCurve | None = None
     copied: SizeCurve | None = None
@@ -40,12 +44,31 @@ class LinkRates:
     method: str = "roofline"
     band: tuple[float, float] | None = None
 
+    def between(self, nodes: int) -> "LinkRates":
+        """The rates for an exchange among so many nodes, whose traffic is spread evenly over the others."""
+        left = self.congestion ** max(0.0, log2(nodes) - 1) / _narrowed(nodes, self.spine)
+        if left == 1.0:
+            return self
+        rates = ("out_bytes_per_us", "cross_bytes_per_us", "node_bytes_per_us")
+        return replace(self, **{name: getattr(self, name) and getattr(self, name) * left for name in rates})
+
+
+def _narrowed(nodes: int, spine: tuple[int, float] | None) -> float:
+    """What a NIC's rate is divided by: the busiest leaf's way up, if that is busier than the NICs themselves."""
+    if spine is None or nodes <= spine[0]:
+        return 1.0
+    leaf, oversubscription = spine
+    smallest = nodes % leaf or leaf
+    return max(1.0, oversubscription * (nodes - smallest) / (nodes - 1))
+
 
 def link_rates(cluster: Cluster) -> LinkRates:
     """Rates of one GPU's links, overrides of the cluster already merged into its hardware."""
     hardware = cluster.hardware
     up, out = hardware.scale_up, hardware.scale_out
     narrowed, on = max(1.0, out.oversubscription), out.penalties
+    spine = (out.leaf_nodes, narrowed) if out.leaf_nodes else None
+    narrowed = 1.0 if spine else narrowed
     rate = out.gb_per_s * 1e3 / narrowed
     small, across = "small_messages" in on, "cross_rail" in on
     up_latency_us, up_rate = _measured_up(hardware) if small else (up.latency_us, up.gb_per_s * 1e3)
@@ -61,6 +84,8 @@ def link_rates(cluster: Cluster) -> LinkRates:
         memory_bytes_per_us=hardware.memory_tb_per_s * 1e6,
         alpha_us=(RAIL.alpha_us, CROSS.alpha_us if across else RAIL.alpha_us) if small else (0.0, 0.0),
         incast=INCAST_RATE if "incast" in on else 1.0,
+        spine=spine,
+        congestion=CONGESTION if "congestion" in on else 1.0,
     )
 
 

@@ -126,6 +126,7 @@ def price_hop(hop: HopLoad, links: LinkRates, *, row_bytes: float) -> HopCost:
 
     Raises Unsupported when bytes need a link of rate zero, naming the field that sets it.
     """
+    links = links.between(int(hop.node_R.max()) + 1)
     up_sent, out_sent, node_sent = _port_us(hop.sent, hop, links, row_bytes)
     up_received, out_received, node_received = _port_us(hop.received, hop, links, row_bytes)
     messages = np.maximum(_messages(hop.sent, hop), _messages(hop.received, hop)) * MESSAGE_US

@@ -1,8 +1,8 @@
 """What keeps a network from its data-sheet rate: every penalty with its source and its switch.
 
 Off unless said otherwise: the roofline is the best that links can do, and a derate that was measured on one network
-is not another's. ``cluster.links.penalties: [cross_rail, small_messages, incast]`` turns those on that are a list's to
-turn on; the others follow from figures of the cluster.
+is not another's. ``cluster.links.penalties: [cross_rail, small_messages, incast, congestion]`` turns those on that are
+a list's to turn on; the others follow from figures of the cluster.
 
 Scale-out messages of one class cost alpha + bytes / beta each, through two published points at 8 KiB and 4 MiB:
 13.8 and 43.7 GB/s between ranks of one rail, 6.1 and 20.1 GB/s across rails, taken to be of a 400 Gb/s NIC. That gives
@@ -10,6 +10,7 @@ Scale-out messages of one class cost alpha + bytes / beta each, through two publ
 """
 
 from dataclasses import dataclass
+from math import log2
 
 KIB, MIB = 2**10, 2**20
 NIC_BYTES_PER_US = 50e3
@@ -27,7 +28,20 @@ class Penalty:
 
 PENALTIES: dict[str, Penalty] = {
     "oversubscription": Penalty(
-        "every NIC's rate is divided by it", "cluster.links.oversubscription", "the cluster's own figure"
+        "every NIC's rate is divided by it, or with leaf_nodes what leaves a leaf switch's nodes",
+        "cluster.links.oversubscription",
+        "the cluster's own figure",
+    ),
+    "leaf": Penalty(
+        "nodes under one leaf switch reach one another without the narrow spine; of what a NIC sends, the share that"
+        " crosses it is taken to be spread evenly over the other nodes",
+        "cluster.links.leaf_nodes",
+        "the cluster's own figure",
+    ),
+    "congestion": Penalty(
+        "a NIC's rate falls by 1.3% with every doubling of nodes beyond two",
+        "cluster.links.penalties: congestion",
+        "NCCL all-to-all on B300 over EFA, bus bandwidth 104.9 GB/s on 2 nodes and 54.7 on 32: 56.0 and 53.2 a NIC",
     ),
     "node_nic": Penalty(
         "the ranks of a node share this rate, out and in, besides their own NICs",
@@ -71,6 +85,14 @@ def through(small_gb_per_s: float, large_gb_per_s: float) -> MessageClass:
     return MessageClass(small_us - us_per_byte * sizes[0], 1 / us_per_byte / NIC_BYTES_PER_US)
 
 
+def nic_rate(busbw_gb_per_s: float, *, nodes: int, gpus_per_node: int = 8) -> float:
+    """GB/s through each NIC in an all-to-all of the given bus bandwidth, which counts what stays in a node too."""
+    ranks = nodes * gpus_per_node
+    return busbw_gb_per_s * (ranks - gpus_per_node) / (ranks - 1)
+
+
+CONGESTION = (nic_rate(54.7, nodes=32) / nic_rate(104.9, nodes=2)) ** (1 / log2(32 / 2))
+"""Of a NIC's rate, what each doubling of nodes beyond two leaves."""
 RAIL, CROSS = through(13.8, 43.7), through(6.1, 20.1)
 CROSS_RATE = 20.1 / 43.7
 INCAST_RATE = 4.4 / 49

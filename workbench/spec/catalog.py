@@ -170,6 +170,7 @@ def _with_links(part: Hardware, links: Links) -> Hardware:
         "node_gb_per_s": links.scale_out_node_gb_per_s,
         "latency_us": links.scale_out_latency_us,
         "oversubscription": links.oversubscription,
+        "leaf_nodes": links.leaf_nodes,
         "penalties": links.penalties,
     }
     # A measured all-to-all belongs to the links it was measured on.

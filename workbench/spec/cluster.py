@@ -6,7 +6,7 @@ from pydantic import Field
 
 from workbench.spec.base import Bytes, Count, Frozen, NonNegative, NonNegativeReal, Positive, Text
 
-PenaltyName = Literal["cross_rail", "small_messages", "incast"]
+PenaltyName = Literal["cross_rail", "small_messages", "incast", "congestion"]
 
 
 class MeasuredAllToAll(Frozen):
@@ -31,13 +31,16 @@ class ScaleOut(Frozen):
     """The network between domains; ``gb_per_s`` is the NIC share of one GPU.
 
     ``node_gb_per_s`` is what all GPUs of a node share besides: one NIC for all of them, or a limit of the host.
-    ``penalties`` are derates that the simulator takes off the rate (``workbench.simulate.penalties``).
+    ``oversubscription`` narrows all traffic between nodes, or with ``leaf_nodes``, the nodes under one leaf switch,
+    what goes from leaf to leaf. ``penalties`` are derates that the simulator takes off the rate
+    (``workbench.simulate.penalties``).
     """
 
     gb_per_s: NonNegativeReal
     node_gb_per_s: Positive | None = None
     latency_us: NonNegativeReal = 5.0
     oversubscription: Positive = 1.0
+    leaf_nodes: Count | None = None
     penalties: tuple[PenaltyName, ...] = ()
 
 
@@ -76,6 +79,7 @@ class Links(Frozen):
     scale_out_node_gb_per_s: Positive | None = None
     scale_out_latency_us: NonNegativeReal | None = None
     oversubscription: Positive | None = None
+    leaf_nodes: Count | None = None
     penalties: tuple[PenaltyName, ...] | None = None
 
 

@@ -18,6 +18,7 @@ SECTIONS: dict[str, str] = {
     "offload": "workbench.run.validation.offload:offload_section",
     "models": "workbench.run.validation.models:models_section",
     "communication": "workbench.run.validation.communication:communication_section",
+    "tutel": "workbench.run.validation.tutel:tutel_section",
     "above_peak": "workbench.run.validation.published:above_peak_section",
     "unvalidated": "workbench.run.validation.unvalidated:unvalidated_section",
 }
