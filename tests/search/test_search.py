@@ -12,7 +12,8 @@ from workbench.cli.main import main
 from workbench.plan import plan_cells
 from workbench.run.simulated import run_simulated
 from workbench.search import search
-from workbench.search.evaluate import OK
+from workbench.search import space as search_space
+from workbench.search.evaluate import OK, Candidate
 from workbench.search.reasons import why_lost
 from workbench.search.search import search_file
 from workbench.spec.scenario_file import load_scenario, parse_scenario
@@ -88,6 +89,8 @@ def test_a_whole_model_is_what_run_says_of_it():
     assert figures.tokens_per_usd == pytest.approx(1e6 / record.usd_per_million_tokens)
     assert figures.memory_bytes == record.peak_memory_bytes
     low, high = figures.band
+    assert low < 1 < high
+    assert one.best.range == (one.best.value / high, one.best.value / low)
     assert figures.step_us * low == pytest.approx(record.band_low_us)
     assert figures.step_us * high == pytest.approx(record.band_high_us)
 
@@ -100,6 +103,24 @@ def test_the_ascent_finds_the_best_of_the_whole_space(monkeypatch):
     assert (whole.method, climbed.method) == ("exhaustive", "ascent")
     assert len(climbed.candidates) <= 60 < len(whole.candidates)
     assert climbed.best.value == pytest.approx(whole.best.value)
+
+
+class Landscape(search._Trial):
+    """Two hills by the first field: the left one is flat, on the right one two fields must change at once."""
+
+    def _evaluate(self, choice):
+        right, a, b, c = choice
+        height = 1.0 + (a == b) * a - (a != b) if right else 0.5 + c / 10
+        return Candidate(self.space.settings(choice), OK, figures=None, value=height)
+
+
+def test_the_ascent_starts_on_every_hill_and_changes_two_fields_at_once_around_the_best():
+    axes = (search_space.Axis("cluster.nodes", (1, 2)), *(search_space.Axis(f"x.{n}", tuple("pqrs")) for n in range(3)))
+    trial = Landscape(search_space.Space({}, axes), None, None)
+    assert search._starts(trial.space) == [(0, 0, 0, 0), (1, 0, 0, 0)]
+    search._ascend(trial)
+    assert trial.best()[:3] == (1, 3, 3)
+    assert len(trial.tried) < trial.space.size
 
 
 def test_limits_hold_and_are_named():
