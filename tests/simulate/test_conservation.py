@@ -79,5 +79,7 @@ def test_one_rank_sends_nothing(tokens, skew, strategy):
     record = run_simulated(
         make_cell("qwen3-30b-a3b", ep=1, tokens=tokens, skew=skew, dispatch={"strategy": strategy})
     ).record
+    assert record.status in ("ok", "unsupported")
     if record.status == "ok":
-        assert not (record.wire_bytes or record.physical_bytes or record.scale_up_bytes or record.scale_out_bytes)
+        names = ("wire_bytes", "physical_bytes", "scale_up_bytes", "scale_out_bytes")
+        assert not any(getattr(record, name) for name in names)

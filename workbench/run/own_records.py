@@ -19,7 +19,8 @@ def own_records(cells: pd.DataFrame, loads: pd.DataFrame) -> pd.DataFrame:
     """Rows of the measured cells of one run that a simulator can learn from or be checked against.
 
     Left out: cells that are not ``ok``, whose ranks exchanged something, whose experts came through a cache, or whose
-    formats a GPU emulated, for then the time says nothing of a kernel. A processor emulates every narrow format, so there that is what a format takes.
+    formats a GPU emulated, for then the time says nothing of a kernel. A processor emulates every narrow format, so
+    there that is what a format takes.
     """
     emulated = cells["math_path"].eq("emulated") & cells["hardware"].ne("cpu")
     chosen = cells[
