@@ -92,12 +92,15 @@ def _row(cell: "Cell", label: str) -> dict[str, Any]:
 
 
 def _fit(cell: "Cell") -> dict[str, Any]:
-    """Memory of the whole model on its fullest GPU; empty figures for a cell without a model."""
+    """Memory of the whole model on its fullest GPU, of two pools that of the fuller; empty figures for a cell without a
+    model."""
     from workbench.simulate.memory import model_fit
+    from workbench.simulate.serving import prefill_cell
 
     if cell.model is None:
         return dict.fromkeys(("fits", "needed_bytes", "memory_bytes", "shortage_bytes"))
-    fit = model_fit(cell)
+    fits = [model_fit(cell), *([model_fit(prefill_cell(cell))] if cell.serving is not None else [])]
+    fit = max(fits, key=lambda one: one.needed_bytes - one.capacity_bytes)
     return {
         "fits": fit.fits if fit.capacity_bytes else None,
         "needed_bytes": fit.needed_bytes,
@@ -112,8 +115,7 @@ def _print_plan(name: str, cells: "tuple[Cell, ...]", labels: dict[str, str], se
 
     table = Table("cell", "label", "engine", "GPUs", "whole model, GiB a GPU", box=SIMPLE_HEAD)
     for cell in cells[:MOST_ROWS]:
-        ranks = f"{cell.cluster.num_gpus} {cell.cluster.hardware.name}"
-        table.add_row(cell.cell_id, labels[cell.cell_id], cell.engine, ranks, _fit_text(_fit(cell)))
+        table.add_row(cell.cell_id, labels[cell.cell_id], cell.engine, _gpus_text(cell), _fit_text(_fit(cell)))
     out = console()
     if not out.is_terminal:
         out.width = PIPED_WIDTH
@@ -124,6 +126,16 @@ def _print_plan(name: str, cells: "tuple[Cell, ...]", labels: dict[str, str], se
     said = ", ".join(f"{number} {engine}" for engine, number in counts.items() if number)
     cells_said = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
     out.print(f"{name}: {cells_said} ({said}), at most about {_duration(seconds)}", markup=False)
+
+
+def _gpus_text(cell: "Cell") -> str:
+    """GPUs and their part, of two pools those of each, prefill first."""
+    if cell.serving is None:
+        return f"{cell.cluster.num_gpus} {cell.cluster.hardware.name}"
+    from workbench.spec.catalog import resolve_cluster
+
+    clusters = [(pool.replicas, resolve_cluster(pool.cluster)) for pool in (cell.serving.prefill, cell.serving.decode)]
+    return " + ".join(f"{replicas * cluster.num_gpus} {cluster.hardware.name}" for replicas, cluster in clusters)
 
 
 def _fit_text(fit: dict[str, Any]) -> str:
