@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from workbench.search.search import Found
     from workbench.spec.scenario_file import ScenarioFile
 
-MOST_FRONT, MOST_LOSERS = 12, 16
+MOST_FRONT, MOST_LOSERS, LONGEST = 12, 16, 13
 GIB = 2**30
 SHORT = {
     "cluster.nodes": "nodes", "parallel.tp": "tp", "parallel.ep": "ep", "parallel.attn_tp": "attn_tp",
@@ -23,6 +23,8 @@ SHORT = {
     "serving.prefill.replicas": "prefill x", "serving.decode.replicas": "decode x",
     "serving.decode.tokens_per_rank": "decode tokens", "serving.prefill.tokens_per_rank": "prefill tokens",
 }  # fmt: skip
+WORDS = {"auto": "", "one_more": "+1 slot"}
+"""Redundancies by what they mean for a rank."""
 METHODS = {
     "exhaustive": "every combination was tried",
     "ascent": "one field at a time from several starts, then two at a time around the best: a better combination of "
@@ -43,7 +45,7 @@ def run_search(file: "ScenarioFile", scenario: str, *, form: Format) -> int:
         print_json({"scenario": file.name, "searches": [as_dict(one) for one in found]})
     else:
         for one in found:
-            _print(one, scenario)
+            _print(one, scenario, alone=len(file.groups) == 1)
     return 0 if any(one.best for one in found) else 1
 
 
@@ -105,7 +107,7 @@ def _figures(candidate: "Candidate", figures: "Figures") -> dict[str, Any]:
     }
 
 
-def _print(found: "Found", scenario: str) -> None:
+def _print(found: "Found", scenario: str, *, alone: bool) -> None:
     out, best = console(), found.best
     if not out.is_terminal:
         out.width = 160
@@ -125,26 +127,36 @@ def _print(found: "Found", scenario: str) -> None:
     counts = Counter(one.status for one in found.candidates)
     out.print(", ".join(f"{number} {status}" for status, number in counts.items()), markup=False)
     if best is not None:
-        out.print(f"run it: moe-workbench run {shlex.quote(scenario)} {_overrides(best)}", markup=False, soft_wrap=True)
+        where = "run it" if alone else f"run it, with group {found.group} in a file of its own"
+        command = f"moe-workbench run {shlex.quote(scenario)} {_overrides(best)}"
+        out.print(f"{where}: {command}", markup=False, soft_wrap=True)
     for text in CAVEATS:
         out.print(text, style="yellow", markup=False)
     out.print()
 
 
 def _table(title: str, candidates: "list[Candidate]") -> "Table":
+    """A row each; what all of them share stands below."""
     from workbench.report.terminal import plain_table
 
-    table = plain_table(title)
     shown = list({id(one): one for one in candidates}.values())[:MOST_FRONT]
-    paths = list(shown[0].settings)
-    for path in paths:
-        table.add_column(SHORT.get(path, path.rpartition(".")[2]), overflow="fold")
+    texts = {path: [_text(one.settings[path]) for one in shown] for path in shown[0].settings}
+    shared = {path: column[0] for path, column in texts.items() if len(shown) > 1 and len(set(column)) == 1}
+    said = ", ".join(f"{_head(path)} {text}" for path, text in shared.items())
+    table = plain_table(title, f"in every row: {said}" if said else "")
+    varying = {path: column for path, column in texts.items() if path not in shared}
+    for path, column in varying.items():
+        table.add_column(_head(path), overflow="fold", min_width=min(LONGEST, max(map(len, (_head(path), *column)))))
     for name in ("ep", "GPUs", "tok/s/GPU", "80% band", "TTFT", "TPOT", "GiB", "method"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, one in enumerate(shown):
-        cells = [*(_text(one.settings[path]) for path in paths), *_shown(one)]
+        cells = [*(column[number] for column in varying.values()), *_shown(one)]
         table.add_row(*cells, style="bold green" if number == 0 else "")
     return table
+
+
+def _head(path: str) -> str:
+    return SHORT.get(path, path.rpartition(".")[2])
 
 
 def _shown(candidate: "Candidate") -> list[str]:
@@ -184,7 +196,7 @@ def _losers(found: "Found") -> "Table":
 def _differing(settings: Mapping[str, Any], best: "Candidate | None") -> str:
     against = best.settings if best is not None else {}
     return ", ".join(
-        f"{SHORT.get(path, path.rpartition('.')[2])} {_text(value)}"
+        f"{_head(path)} {_text(value)}"
         for path, value in settings.items()
         if path not in against or against[path] != value
     )
@@ -192,8 +204,8 @@ def _differing(settings: Mapping[str, Any], best: "Candidate | None") -> str:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        rest = [str(part) for name, part in value.items() if name not in ("kind", "name")]
-        return " ".join([str(value.get("kind") or value.get("name") or ""), *rest]).strip()
+        rest = [WORDS.get(part, str(part)) for name, part in value.items() if name not in ("kind", "name")]
+        return " ".join([str(value.get("kind") or value.get("name") or ""), *filter(None, rest)]).strip()
     return str(value)
 
 

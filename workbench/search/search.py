@@ -22,7 +22,7 @@ from workbench.spec.scenario import Cell, Goal
 from workbench.spec.scenario_file import ScenarioFile
 from workbench.spec.standalone import read_cell
 
-EXHAUSTIVE, BUDGET, FINALISTS = 500, 600, 5
+EXHAUSTIVE, BUDGET, FINALISTS = 500, 500, 5
 STARTS = ("cluster.nodes", "parallel.tp", "serving.prefill.replicas", "serving.decode.replicas")
 
 
