@@ -37,7 +37,7 @@ def measured(latency_us=900.0, **fields):
 def test_exchanges_are_priced_and_the_rest_is_measured():
     record, priced = merge_hybrid(CELL, measured()).record, run_simulated(CELL).record
     network_us = priced.dispatch_us + priced.combine_us + priced.count_exchange_us
-    assert (record.engine, record.method, record.status) == ("hybrid", "measured+roofline", "ok")
+    assert (record.engine, record.method, record.status) == ("hybrid", "measured+calibrated", "ok")
     assert record.latency_us == pytest.approx(900 - 100 + network_us)
     assert record.latency_p95_us == pytest.approx(record.latency_us + 50)
     assert record.dispatch_us == priced.dispatch_us
@@ -47,7 +47,10 @@ def test_exchanges_are_priced_and_the_rest_is_measured():
     assert record.tflops == pytest.approx(100.0 * 900 / record.latency_us)
     assert record.comm_fraction == pytest.approx(network_us / record.latency_us)
     assert record.tokens_per_s == pytest.approx(16 * 128 / record.latency_us * 1e6)
-    assert record.error_band_pct is None
+    assert record.band_low_us < record.latency_us < record.band_high_us
+    assert record.latency_us - record.band_low_us < 0.5 * network_us, "of the messages alone"
+    sheet = merge_hybrid(CELL.model_copy(update={"method": "roofline"}), measured()).record
+    assert (sheet.method, sheet.error_band_pct) == ("measured+roofline", None)
 
 
 def test_a_rank_measured_alone_pays_for_the_wire_too():

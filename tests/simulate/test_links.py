@@ -103,7 +103,7 @@ def test_more_sms_copy_faster():
 
 
 def test_a_hot_pair_of_a_mesh_has_a_seventh_as_measured_too():
-    links = collective_links(cluster_of("mi300x"), num_ranks=8, far=False)
+    links = collective_links(cluster_of("mi300x"), num_ranks=8)
     assert "unvalidated_links" in links.flags
     nodes, spread, hot = np.zeros(8, int), np.full((8, 8), 1e6), np.zeros((8, 8))
     hot[0, 1] = 7e6

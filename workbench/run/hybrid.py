@@ -12,6 +12,7 @@ from workbench.run.simulated_layer import byte_fields, load_fields
 from workbench.run.simulated_tables import link_rows, load_rows
 from workbench.run.throughput import throughput_fields
 from workbench.simulate.layer import LayerCost
+from workbench.simulate.links import links_of
 from workbench.simulate.support import exchange_unsupported_reason
 from workbench.simulate.traffic import group_traffic
 from workbench.spec.errors import Unsupported
@@ -19,7 +20,6 @@ from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import Cell
 from workbench.workload.sources import source_tokens
 
-METHOD = "measured+roofline"
 EXCHANGES = ("count_exchange", "dispatch", "combine", "tp_reduce")
 SHIFTED = (
     "latency_us", "latency_p50_us", "latency_p95_us", "latency_p99_us", "latency_ci_low_us", "latency_ci_high_us",
@@ -40,19 +40,19 @@ def merge_hybrid(cell: Cell, measured: Outcome) -> Outcome:
     them, for then a loaded rank would take longer than this record. Overlap puts that compute beside the priced
     messages (``hybrid_overlap``). A measured outcome that is not ``ok`` keeps its status and reason.
     """
-    record = measured.record
+    record, method = measured.record, f"measured+{links_of(cell).out.method}"
     if record.status != "ok":
         ending = {"unsupported": unsupported, "infeasible": infeasible, "error": failed}[record.status]
-        return ending(cell, record.reason or "", engine="hybrid", method=METHOD)
+        return ending(cell, record.reason or "", engine="hybrid", method=method)
     reason = exchange_unsupported_reason(cell)
     if reason is not None:
-        return unsupported(cell, reason, engine="hybrid", method=METHOD)
+        return unsupported(cell, reason, engine="hybrid", method=method)
     if record.latency_us is None:
-        return failed(cell, "the measured ranks gave no latency", engine="hybrid", method=METHOD)
+        return failed(cell, "the measured ranks gave no latency", engine="hybrid", method=method)
     try:
         layers = price_steps(cell)[0]
     except Unsupported as exception:
-        return unsupported(cell, exception.reason, engine="hybrid", method=METHOD)
+        return unsupported(cell, exception.reason, engine="hybrid", method=method)
     return _merged(cell, measured, layers)
 
 
@@ -71,7 +71,8 @@ def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
             row["duration_us"] for row in stages if row["rank"] == overlapped.rank
         )  # fmt: skip
         shift = overlapped.latency_us - before_us
-    fields = _times(record, priced=priced, shift=shift, overlapped=overlapped)
+    fields = _times(cell, record, priced=priced, shift=shift, overlapped=overlapped)
+    fields |= _band(layers, latency_us=fields["latency_us"], scale=scale)
     fields |= load_fields(first, scale=cell.workload.layers)
     fields |= throughput_fields(cell, latency_us=fields["latency_us"])
     fields |= byte_fields(cell, layers, first=first, scale=scale)
@@ -84,7 +85,9 @@ def _merged(cell: Cell, measured: Outcome, layers: list[LayerCost]) -> Outcome:
     return Outcome(record=replace(record, **fields), tables=tables)
 
 
-def _times(record: Record, *, priced: dict[str, float], shift: float, overlapped: Overlapped | None) -> dict[str, Any]:
+def _times(
+    cell: Cell, record: Record, *, priced: dict[str, float], shift: float, overlapped: Overlapped | None
+) -> dict[str, Any]:
     assert record.latency_us is not None
     latency_us, exchange_us = record.latency_us + shift, sum(priced[part] for part in EXCHANGES)
     shifted = {name: value + shift for name in SHIFTED if (value := getattr(record, name)) is not None}
@@ -96,7 +99,7 @@ def _times(record: Record, *, priced: dict[str, float], shift: float, overlapped
     rates = {name: value * slowed for name in PER_TIME if (value := getattr(record, name)) is not None}
     return shifted | rates | {
         "engine": "hybrid",
-        "method": METHOD,
+        "method": f"measured+{links_of(cell).out.method}",
         "dispatch_us": priced["dispatch"],
         "combine_us": priced["combine"] + priced["tp_reduce"],
         "count_exchange_us": priced["count_exchange"],
@@ -109,9 +112,22 @@ def _times(record: Record, *, priced: dict[str, float], shift: float, overlapped
     }  # fmt: skip
 
 
+def _band(layers: list[LayerCost], *, latency_us: float, scale: float) -> dict[str, Any]:
+    """The band of the priced messages about the latency; none by data sheet."""
+    low, high = (scale * sum(cost.message_band_us[side] for cost in layers) for side in (0, 1))
+    if not high:
+        return {}
+    return {
+        "band_low_us": max(0.0, latency_us + low), "band_high_us": latency_us + high,
+        "error_band_pct": 50 * (high - low) / latency_us,
+    }  # fmt: skip
+
+
 def _flags(cell: Cell, record: Record, layers: list[LayerCost], overlapped: Overlapped | None) -> str:
     flags = [flag for flag in (record.flags or "").split(",") if not flag.startswith("overlap_")]
-    flags.append("network_priced")
+    flags += ["network_priced", *links_of(cell).flags]
+    if any(cost.message_band_us[1] for cost in layers):
+        flags.append("band_of_messages")
     if overlapped is not None:
         flags += [f"overlap_hidden_us={overlapped.hidden_us:.4g}", *chunk_flags(cell, source_tokens(cell))]
     if any(cost.slowest not in cell.measured_ranks for cost in layers):

@@ -44,8 +44,8 @@ def cluster_of(num_gpus: int, *, congested: bool = False) -> Cluster:
 
 @cache
 def _links(num_gpus: int, congested: bool) -> LinkRates:
-    far = num_gpus > GPUS_PER_NODE
-    rates = collective_links(cluster_of(num_gpus, congested=congested), num_ranks=GPUS_PER_NODE, far=far).out
+    nodes = num_gpus // GPUS_PER_NODE
+    rates = collective_links(cluster_of(num_gpus, congested=congested), num_ranks=GPUS_PER_NODE, nodes=nodes).out
     return replace(rates, alpha_us=(RAIL.alpha_us, CROSS.alpha_us))
 
 

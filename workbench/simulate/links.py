@@ -45,6 +45,8 @@ from workbench.spec.scenario import Cell
 BANDS = Path(__file__).with_name("data") / "links.json"
 NCCL_FAR_US = 14.0
 """Latency of a message between nodes in NCCL's tuning table (Simple protocol)."""
+CHECKED_NODES = 8
+"""Up to so many the all-to-all of NCCL was met within its band: 16 and 64 A100 of Tutel's paper, and not 256."""
 DEFAULT_SMS = 20
 """DeepEP's own number."""
 
@@ -80,7 +82,7 @@ def links_of(cell: Cell) -> Links:
         return one_sided_links(cluster, far=far, tp=tp, shape=_shape(cell))
     if _has_kernel(cell, "node_dedup"):
         return streamed_links(cluster, far=far, tp=tp, num_sms=cell.dispatch.comm_sms)
-    return collective_links(cluster, num_ranks=inside, far=far, tp=tp)
+    return collective_links(cluster, num_ranks=inside, nodes=-(-cell.ep // inside), tp=tp)
 
 
 def reduction_links(cell: Cell, num_gpus: int) -> LinkRates:
@@ -117,15 +119,17 @@ def _has_kernel(cell: Cell, strategy: str) -> bool:
     )  # fmt: skip
 
 
-def collective_links(cluster: Cluster, *, num_ranks: int, far: bool, tp: int = 1) -> Links:
-    """NCCL's all-to-all of ``num_ranks`` in a domain, and between domains if ``far``."""
+def collective_links(cluster: Cluster, *, num_ranks: int, nodes: int = 1, tp: int = 1) -> Links:
+    """NCCL's all-to-all of ``num_ranks`` in each of ``nodes`` domains."""
     hardware = cluster.hardware
     curve, source, band = _collective(hardware, num_ranks)
     way = reference_fabric().dispatch
     rates = _measured(cluster, curve, nic_share=way.nic_share, far_us=NCCL_FAR_US, tp=tp)
     flags = _flags(hardware, source)
-    if far:
-        band, flags = widened(band, bands()["one_sided_far"]), (*flags, "nccl_between_nodes_unvalidated")
+    if nodes > 1:
+        band, flags = widened(band, bands()["one_sided_far"]), (*flags, "nccl_between_nodes")
+    if nodes > CHECKED_NODES:
+        band = band[0], max(band[1], bands()["collective_many_nodes"][1])
     name = "published" if band == bands()["collective"] else "calibrated"
     rates = replace(rates, method=name, band=band)
     return Links(rates, rates, flags)

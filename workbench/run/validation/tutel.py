@@ -44,14 +44,16 @@ def tutel_section() -> list[ValidationRow]:
     return [*_exchanges(), *_overtakes(), *_degrees()]
 
 
+def exchanges_ms(num_gpus: int, *, congested: bool = False) -> float:
+    """The four all-to-alls of table 2."""
+    return EXCHANGES * all_to_all_us(num_gpus, BYTES, congested=congested) / 1e3
+
+
 def _exchanges() -> list[ValidationRow]:
     fields = {"method": "calibrated", "held_out": LINKS}
-    lines = [
-        _exchange(gpus, EXCHANGES * all_to_all_us(gpus, BYTES) / 1e3, goals={"mape": 15.0}, **fields)
-        for gpus in (16, 64)
-    ]
-    plain_ms = EXCHANGES * all_to_all_us(256, BYTES) / 1e3
-    congested_ms = EXCHANGES * all_to_all_us(256, BYTES, congested=True) / 1e3
+    lines = [_exchange(gpus, exchanges_ms(gpus), goals={"mape": 15.0}, **fields) for gpus in (16, 64)]
+    plain_ms = exchanges_ms(256)
+    congested_ms = exchanges_ms(256, congested=True)
     lines.append(_exchange(256, congested_ms, note="congestion of another network", **fields | {"held_out": CONGESTED}))
     slowed_ms = plain_ms * testbed_slowing()
     lines.append(_exchange(256, slowed_ms, note="slowing of the same testbed", **fields | {"held_out": SLOWED}))
