@@ -239,3 +239,15 @@ def test_cells_without_attention_or_with_wide_attention_are_told():
     assert "attention" in run_simulated(bare).record.reason
     wide = model_cell(ep=16, parallel={"ep": 16, "tp": 1, "attn_tp": 16})
     assert "attn_tp" in run_simulated(wide).record.reason
+
+
+def test_s04_a_whole_model_that_does_not_fit_has_no_rate():
+    short, enough = (
+        run_simulated(model_cell(tokens=1, cluster=cluster_of(part, gpus=8))).record
+        for part in ("h100-sxm", "h200-sxm")
+    )
+    assert (short.status, enough.status) == ("infeasible", "ok")
+    assert (short.latency_us, short.tpot_us, short.tokens_per_s) == (None, None, None)
+    assert 8 * short.shortage_bytes >= 31 * 10**9
+    assert enough.fits
+    assert enough.tpot_us > 0

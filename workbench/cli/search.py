@@ -169,7 +169,8 @@ def _shown(candidate: "Candidate") -> list[str]:
     rate, memory = number_text(figures.tokens_per_s_per_gpu), f"{figures.memory_bytes / GIB:.0f}"
     ep = str(candidate.cell.ep) if candidate.cell else ""
     times = time_text(figures.ttft_us), time_text(figures.tpot_us)
-    return [ep, str(figures.gpus), rate, band, *times, memory, figures.method]
+    method = figures.method.removesuffix("+roofline")
+    return [ep, str(figures.gpus), rate, band, *times, memory, method]
 
 
 def _losers(found: "Found") -> "Table":
