@@ -251,3 +251,12 @@ def test_s04_a_whole_model_that_does_not_fit_has_no_rate():
     assert 8 * short.shortage_bytes >= 31 * 10**9
     assert enough.fits
     assert enough.tpot_us > 0
+
+
+def test_ranks_with_fewer_tokens_put_out_fewer():
+    even, ragged = (
+        price_serving(model_cell(tokens=64, workload={"sources": sources}))
+        for sources in ("even", {"kind": "empty_rank", "rank": 3})
+    )
+    assert even.tokens_per_s * even.tpot_us == pytest.approx(8 * 64e6)
+    assert ragged.tokens_per_s * ragged.tpot_us == pytest.approx(7 * 64e6)

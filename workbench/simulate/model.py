@@ -24,6 +24,7 @@ from workbench.simulate.weights import WIDE_BYTES
 from workbench.spec.errors import Unsupported
 from workbench.spec.model import Model
 from workbench.spec.scenario import Cell, LayerScope
+from workbench.workload.sources import source_tokens
 
 MAX_PRICED_LAYERS = 4
 """MoE layers whose routing is drawn; they stand for the others."""
@@ -161,7 +162,7 @@ def _hop_us(cell: Cell, context: Context, links: LinkRates) -> float:
 
 def tokens_per_step(cell: Cell) -> float:
     """Tokens of all ranks in one micro-batch."""
-    return cell.workload.tokens_per_rank * cell.ep * replicas(cell)
+    return float(source_tokens(cell).sum()) * replicas(cell)
 
 
 def used_gpus(cell: Cell) -> int:
