@@ -136,6 +136,7 @@ def test_leaf_switches_narrow_only_what_leaves_them():
     assert us(4, oversubscription=2, leaf_nodes=4) == pytest.approx(us(4))
     assert us(8, oversubscription=2, leaf_nodes=4) == pytest.approx(us(8) * 2 * 4 / 7)
     assert us(8, oversubscription=1.5, leaf_nodes=4) == pytest.approx(us(8)), "4 of 7 nodes are behind the spine"
+    assert us(1, oversubscription=2, leaf_nodes=4) == us(1)
     assert us(8, oversubscription=2) == pytest.approx(2 * us(8))
     assert us(8, penalties=("congestion",)) == pytest.approx(us(8) / CONGESTION**2)
     assert 0.98 < CONGESTION < 0.99
