@@ -1,12 +1,19 @@
-"""The app: three pages over one side bar. Start it with ``moe-workbench dashboard``."""
+"""The app: its pages over one side bar. Start it with ``moe-workbench dashboard``."""
 
 import streamlit as st
 
-PAGES = (
-    st.Page("pages/runs.py", title="Runs", default=True),
-    st.Page("pages/precisions.py", title="Precisions"),
-    st.Page("pages/routing_and_dispatch.py", title="Routing and dispatch"),
-)
+PAGES = ("home", "run", "precisions", "routing", "dispatch", "scaling", "timeline", "memory", "roofline", "compare",
+         "validation", "data")  # fmt: skip
+TITLES = {"routing": "Routing and balance", "compare": "Compare runs"}
 
-st.set_page_config(page_title="MoE workbench", layout="wide")
-st.navigation(list(PAGES)).run()
+
+def main() -> None:
+    st.set_page_config(page_title="MoE workbench", layout="wide")
+    pages = [
+        st.Page(f"pages/{name}.py", title=TITLES.get(name, name.capitalize()), default=name == PAGES[0])
+        for name in PAGES
+    ]
+    st.navigation(pages, expanded=True).run()
+
+
+main()

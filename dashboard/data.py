@@ -1,6 +1,7 @@
-"""Where runs lie, and their frames, read again only when a run's files change."""
+"""Where runs lie, and their frames, read again only when a run's files change and only when they are shown."""
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from workbench.report.figures import FIGURES
 from workbench.report.labels import cell_labels
 from workbench.report.summary import Finding, summarise
 from workbench.spec.catalog import reference_dir
-from workbench.store.reader import read_tables, unreadable_files
+from workbench.spec.record import TABLE_COLUMNS
+from workbench.store.damage import run_problems
+from workbench.store.reader import read_table
 from workbench.store.run_folder import RunFolder, RunInfo, list_runs
 
 RESULTS_VARIABLE = "MOE_WORKBENCH_RESULTS"
@@ -28,6 +31,30 @@ class Runs:
     folder: Path
     infos: tuple[RunInfo, ...]
     is_reference: bool
+
+    @property
+    def store(self) -> Path:
+        """The folder that ``infos`` are of."""
+        return reference_dir() if self.is_reference else self.folder
+
+
+@dataclass(frozen=True)
+class RunTables(Mapping[str, pd.DataFrame]):
+    """The tables of a run by name; each is read when it is asked for."""
+
+    path: str
+    changed: float
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        if name not in TABLE_COLUMNS and name != "cells":
+            raise KeyError(name)
+        return load(self.path, self.changed, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("cells", *TABLE_COLUMNS))
+
+    def __len__(self) -> int:
+        return 1 + len(TABLE_COLUMNS)
 
 
 def results_folder() -> Path:
@@ -44,32 +71,40 @@ def find_runs() -> Runs:
     return Runs(folder, tuple(list_runs(reference_dir())), True)
 
 
+def run_at(path: str) -> RunFolder:
+    return RunFolder(path=Path(path), run_id=Path(path).name)
+
+
 def stamp(path: str) -> float:
     """Changes whenever a file of the run does."""
     return sum(entry.stat().st_mtime for entry in Path(path).rglob("*") if entry.is_file() and entry.suffix != ".tmp")
 
 
-@st.cache_data(show_spinner="Reading the run", max_entries=8)
-def load(path: str, changed: float) -> tuple[dict[str, pd.DataFrame], list[str]]:
-    """All tables of a run and the names of its unreadable files."""
-    run = RunFolder(path=Path(path), run_id=Path(path).name)
-    return {name: result.frame for name, result in read_tables(run).items()}, unreadable_files(run)
+@st.cache_data(show_spinner="Reading the run", max_entries=24)
+def load(path: str, changed: float, table: str) -> pd.DataFrame:
+    """A table of a run."""
+    return read_table(run_at(path), table).frame
 
 
-def filtered(path: str, changed: float, chosen: Chosen) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
+@st.cache_data(show_spinner=False, max_entries=64)
+def unreadable(path: str, changed: float) -> list[str]:
+    """What of a run's files is passed over."""
+    return run_problems(run_at(path))
+
+
+def filtered(path: str, changed: float, chosen: Chosen) -> tuple[pd.DataFrame, RunTables]:
     """The cells that the filters keep, and the tables."""
-    tables, _ = load(path, changed)
-    cells = tables["cells"]
+    cells = load(path, changed, "cells")
     for column, texts in chosen:
         cells = cells[cells[column].astype(str).isin(texts)]
-    return cells.reset_index(drop=True), tables
+    return cells.reset_index(drop=True), RunTables(path, changed)
 
 
 @st.cache_data(show_spinner="Drawing", max_entries=64)
-def figure(name: str, path: str, changed: float, chosen: Chosen) -> go.Figure:
-    """A figure of the report for the chosen cells."""
+def figure(name: str, path: str, changed: float, chosen: Chosen, cell: str | None = None) -> go.Figure:
+    """A figure of the report for the chosen cells, or for one of them."""
     cells, tables = filtered(path, changed, chosen)
-    return FIGURES[name].build(cells, tables)
+    return FIGURES[name].build(cells if cell is None else cells[cells["cell_id"] == cell], tables)
 
 
 @st.cache_data(show_spinner="Counting", max_entries=32)

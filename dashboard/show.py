@@ -1,15 +1,28 @@
 """How pages show things: the answer in words, then figures under their questions."""
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.choices import View
+from dashboard.choices import View, choose_view
 from dashboard.data import figure, findings, loads
 from workbench.report.figures import FIGURES
 from workbench.spec.load_metrics import DEFINITIONS, definition_lines
 
 STATUS_COLORS = {"ok": "green", "unsupported": "orange", "infeasible": "orange", "error": "red"}
 TEXT_COLORS = {"dark": "#d0d0d0", "light": "#404040"}
+
+
+def open_page(title: str, question: str) -> View | None:
+    """The head of a page and the view that was chosen for it, None without any run."""
+    st.title(title)
+    aside(question)
+    return choose_view()
+
+
+def aside(text: str) -> None:
+    """A small line; the grey of Streamlit's captions is too pale to read."""
+    st.markdown(f":small[{text}]")
 
 
 def show_counts(cells: pd.DataFrame) -> None:
@@ -23,24 +36,32 @@ def show_counts(cells: pd.DataFrame) -> None:
 
 def show_findings(view: View, *, about: tuple[str, ...] = ()) -> None:
     """The summary of the chosen cells; ``about`` keeps the sentences that start with one of its words."""
-    with st.container(border=True):
-        for finding in findings(view.info.path, view.changed, view.chosen):
-            kept = [line for line in finding.sentences if not about or line.startswith(about)]
-            if kept:
-                st.markdown(f"**{plain(finding.head)}**")
-                st.markdown("\n".join(f"- {plain(line)}" for line in kept))
-
-
-def show_figure(name: str, view: View) -> None:
-    """A figure of the report under its title and question, if it is of use for the chosen cells."""
-    spec = FIGURES[name]
-    if not spec.suits(view.cells):
+    told = [
+        (finding.head, kept)
+        for finding in findings(view.info.path, view.changed, view.chosen)
+        if (kept := [line for line in finding.sentences if not about or line.startswith(about)])
+    ]
+    if not told:
         return
+    with st.container(border=True):
+        for head, lines in told:
+            st.markdown(f"**{plain(head)}**")
+            st.markdown("\n".join(f"- {plain(line)}" for line in lines))
+
+
+def show_figure(name: str, view: View, *, cell: str | None = None) -> None:
+    """A figure of the report under its title and question, if it is of use for the chosen cells."""
+    if FIGURES[name].suits(view.cells):
+        draw(name, figure(name, view.info.path, view.changed, view.chosen, cell))
+
+
+def draw(name: str, drawing: go.Figure) -> None:
+    """A figure under its title and question, in colours of the page's theme."""
+    spec = FIGURES[name]
     st.subheader(spec.title, anchor=name.replace("_", "-"))
-    st.caption(spec.question)
-    drawing = figure(name, view.info.path, view.changed, view.chosen)
+    aside(spec.question)
     drawing.update_layout(font_color=TEXT_COLORS.get(st.context.theme.type or ""))
-    st.plotly_chart(drawing, key=f"figure_{name}", config={"displaylogo": False})
+    st.plotly_chart(drawing, key=f"figure_{name}", config={"displaylogo": False}, alt=f"{spec.title}: {spec.question}")
 
 
 def show_loads(view: View) -> None:

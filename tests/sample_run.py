@@ -84,7 +84,8 @@ def simulated_outcome(cell: Cell, *, base_us: float, comm_fraction: float = 0.3)
     record = Record(
         **base_record_fields(cell) | {"status": "ok", "method": "roofline", "math_path": "native"},
         latency_us=base_us, comm_fraction=comm_fraction, compute_us=base_us * (1 - comm_fraction),
-        dispatch_us=base_us * comm_fraction / 2, combine_us=base_us * comm_fraction / 2, fits=True, **_traffic(cell),
+        dispatch_us=base_us * comm_fraction / 2, combine_us=base_us * comm_fraction / 2, fits=True,
+        tokens_per_s=cell.workload.tokens_per_rank * cell.ep / base_us * 1e6, **_traffic(cell),
     )  # fmt: skip
     return Outcome(record=record, tables=_tables(cell, base_us))
 

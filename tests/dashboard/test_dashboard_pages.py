@@ -1,20 +1,31 @@
 """Each page by itself, without a browser."""
 
+import base64
 import json
 import time
+import zlib
 from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from dashboard.control import packed, unpacked
 from tests.sample_run import write_sample_run
+from workbench.analysis.validation import write_points
+from workbench.spec.validation import POINT_COLUMNS
 from workbench.store.parts import part_path
 from workbench.store.progress import append_event
 from workbench.store.run_folder import list_runs, open_run
 from workbench.store.writer import Writer
 
 PAGES = Path(__file__).parents[2] / "dashboard" / "pages"
-FIGURES = {"runs": 1, "precisions": 3, "routing_and_dispatch": 5}
+FIGURES = {
+    "run": 1, "precisions": 3, "routing": 4, "dispatch": 3, "scaling": 2, "timeline": 2, "memory": 2, "roofline": 1,
+    "compare": 1,
+}  # fmt: skip
+WITHOUT_DATA = {"routing": 2, "roofline": 1}
+"""Figures that the sample run has nothing for; they say what to do."""
+EMPTY = [*FIGURES, "data"]
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +59,11 @@ def test_page_draws_its_figures_without_a_fault(page, name):
     assert not test.warning
     drawn = specs(test)
     assert len(drawn) == FIGURES[name]
-    assert all(spec["data"] for spec in drawn)
+    assert sum(not spec["data"] for spec in drawn) == WITHOUT_DATA.get(name, 0)
+    assert all(spec["data"] or spec["layout"]["annotations"][0]["text"] for spec in drawn)
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", EMPTY)
 def test_page_without_any_run_says_how_to_start_one(page, name, tmp_path, monkeypatch):
     monkeypatch.setattr("dashboard.data.reference_dir", lambda: tmp_path / "nowhere")
     test = page(name, folder=tmp_path / "empty")
@@ -63,7 +75,7 @@ def test_page_without_any_run_says_how_to_start_one(page, name, tmp_path, monkey
 def test_without_a_run_of_its_own_it_opens_on_the_reference(page, tmp_path, monkeypatch):
     write_sample_run(tmp_path / "reference", name="reference")
     monkeypatch.setattr("dashboard.data.reference_dir", lambda: tmp_path / "reference")
-    test = page("runs", folder=tmp_path / "empty")
+    test = page("run", folder=tmp_path / "empty")
     assert not test.exception
     assert "these are the reference runs" in test.info[0].value
     assert test.title[0].value == "reference"
@@ -95,7 +107,7 @@ def test_choice_goes_into_the_address(page, results):
 
 
 def test_link_to_a_run_that_is_gone_says_so(page):
-    test = page("runs", run="20200101T000000Z-gone-abcdef")
+    test = page("run", run="20200101T000000Z-gone-abcdef")
     assert not test.exception
     assert "20200101T000000Z-gone-abcdef of this link is not in" in test.warning[0].value
 
@@ -109,7 +121,7 @@ def test_filters_that_leave_nothing_show_empty_figures(page):
 def test_unreadable_files_are_named(page, tmp_path):
     run = write_sample_run(tmp_path)
     part_path(run.path, "samples", 9).write_bytes(b"")
-    test = page("runs", folder=tmp_path)
+    test = page("run", folder=tmp_path)
     assert not test.exception
     assert "samples/part-000009.parquet" in test.warning[0].value
 
@@ -120,28 +132,29 @@ def test_running_run_shows_its_progress(page, tmp_path):
         run.progress_path, {"event": "cell", "cell_id": "x", "status": "ok", "done": 3, "total": 9, "eta_s": 7}
     )
     with Writer(run):
-        test = page("runs", folder=tmp_path)
+        test = page("run", folder=tmp_path)
         assert not test.exception
         (bar,) = test.get("progress")
         assert "3 of 9 cells, about 7 s left" in bar.proto.text
 
 
 def test_scenario_that_is_refused_says_why(page, tmp_path):
-    test = page("runs", folder=tmp_path)
-    test.text_input[0].set_value("quikstart")
-    test.button[0].click().run()
+    test = page("run", folder=tmp_path)
+    test.text_area[0].set_value("name: small\nmodel: deepseek-v3-tinny\nengine: simulat\n").run()
     assert not test.exception
-    assert "quickstart" in test.error[0].value
+    assert "scenario.yaml:2: model" in test.error[0].value
+    assert "scenario.yaml:3: engine" in test.error[0].value
     assert "Traceback" not in test.error[0].value
+    assert test.button[0].disabled
     assert not list(tmp_path.iterdir())
 
 
-def test_run_is_started_shown_and_finished(page, tmp_path):
-    scenario = tmp_path / "small.yaml"
-    scenario.write_text("name: small\nmodel: deepseek-v3-tiny\nengine: simulate\ncluster: {hardware: h200-sxm}\n")
+def test_edited_scenario_is_planned_linked_started_and_finished(page, tmp_path):
+    text = "name: small\nmodel: deepseek-v3-tiny\nengine: simulate\ncluster: {hardware: h200-sxm}\n"
     folder = tmp_path / "results"
-    test = page("runs", folder=folder)
-    test.text_input[0].set_value(str(scenario))
+    test = page("run", folder=folder, edit=packed(text))
+    assert test.text_area[0].value == text
+    assert "1 cells (1 simulate); all fit in memory" in test.success[0].value
     test.button[0].click().run()
     assert not test.exception
     assert test.title[0].value == "small"
@@ -154,8 +167,46 @@ def test_run_is_started_shown_and_finished(page, tmp_path):
     assert "1 ok" in test.markdown[0].value
 
 
+def test_text_of_an_address_is_bounded_and_may_be_nonsense():
+    assert unpacked(packed("a: 1\n")) == "a: 1\n"
+    assert unpacked("nonsense") is None
+    assert unpacked(base64.urlsafe_b64encode(zlib.compress(b"a" * 10**6)).decode()) is None
+    assert packed("".join(map(str, range(10**5)))) is None
+
+
+def test_data_filters_orders_and_pages_from_the_address(page):
+    test = page("data", engine="simulate", order="latency_us", falling="falling", columns=["engine", "latency_us"])
+    assert not test.exception
+    (rows,) = [frame.value for frame in test.dataframe]
+    assert list(rows.columns) == ["engine", "latency_us"]
+    assert set(rows["engine"]) == {"simulate"}
+    assert rows["latency_us"].dropna().is_monotonic_decreasing
+    assert test.markdown[0].value == f"**{len(rows)} cells**"
+
+
+def test_compare_tells_verdicts_and_filters_them(page, results):
+    test = page("compare", verdict="faster")
+    assert not test.exception
+    assert "of 47 cells" in test.markdown[0].value
+    assert next(iter(test.multiselect)).value == [open_run(results, "first").run_id]
+    assert not test.dataframe or set(test.dataframe[0].value["verdict"]) <= {"faster"}
+
+
+def test_validation_shows_the_table_or_how_to_make_it(page, tmp_path):
+    folder = tmp_path / "results"
+    test = page("validation", folder=folder)
+    assert "moe-workbench validate --output" in test.code[0].value
+    point = dict.fromkeys(POINT_COLUMNS) | {"section": "own", "method": "roofline", "split": "kernel", "tokens": 8}
+    points = [point | {"hardware": name, "measured_us": 10.0, "predicted_us": 12.0} for name in ("a100", "h100")]
+    write_points(points, folder / "validation.parquet")
+    test = page("validation", folder=folder, by_hardware="h100")
+    assert not test.exception
+    assert test.dataframe[0].value["median"].tolist() == pytest.approx([20.0])
+    assert len(specs(test)[0]["data"]) == 1
+
+
 def test_loads_are_shown_with_their_definitions(page):
-    test = page("routing_and_dispatch")
+    test = page("routing")
     (table,) = [frame.value for frame in test.dataframe if "MaxVio" in frame.value]
     assert set(table["counted"]) >= {"expert", "rank"}
     assert (table["max/mean"] >= 1).all()

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.sample_run import CPU, H200, make_cell, measured_outcome, write_sample_run
+from tests.sample_run import CPU, H200, make_cell, measured_outcome, simulated_outcome, write_sample_run
 from workbench.report.conditions import condition_groups
 from workbench.report.figures import FIGURES
 from workbench.report.figures.error_latency import pareto_mask
@@ -18,7 +18,7 @@ from workbench.report.figures.stages import slowest_rank
 from workbench.report.labels import cell_labels, silent_columns
 from workbench.report.units import bytes_text, interval_text, number_text, time_text
 from workbench.run.describe import base_record_fields
-from workbench.spec.dispatch import Dispatch
+from workbench.spec.dispatch import Dispatch, Placement
 from workbench.spec.record import Outcome, Record
 from workbench.spec.scenario import AllToAllScope
 from workbench.store.reader import read_tables
@@ -50,7 +50,11 @@ def axis_rows(figure, axis):
     return {y for trace in figure.data if (trace.yaxis or "y") == axis for y in trace.y}
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if name != "message_size"])
+ELSEWHERE = ("message_size", "roofline", "balancers", "imbalance", "comparison", "validation")
+"""Figures of what the sample run has not."""
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ELSEWHERE])
 def test_figure_draws_and_is_plain_json(tables, name):
     figure = FIGURES[name].build(tables["cells"], tables)
     drawn = [trace for trace in figure.data if trace.x is not None and len(trace.x)]
@@ -204,3 +208,56 @@ def test_a_figure_of_another_scope_is_left_out_of_reports(tables):
     assert not FIGURES["message_size"].suits(tables["cells"])
     assert FIGURES["message_size"].suits(tables["cells"].assign(scope="all_to_all"))
     assert FIGURES["latency"].suits(tables["cells"])
+
+
+def test_roofline_draws_the_roofs_of_the_cells_hardware(tmp_path):
+    cell = make_cell(hardware=H200)
+    figures = {"tflops": 120.0, "hbm_gb_per_s": 2400.0, "roofline_fraction": 0.5, "bound_by": "memory"}
+    tables = stored(tmp_path, [measured_outcome(cell, samples=5, **figures)])
+    drawn = FIGURES["roofline"].build(tables["cells"], tables).data
+    assert {text for trace in drawn for text in trace.text or () if text} == {"bf16 peak", "fp8 peak"}
+    (points,) = [trace for trace in drawn if trace.mode == "markers"]
+    assert (list(points.x), list(points.y)) == ([50.0], [120.0])
+    roof = next(trace for trace in drawn if trace.text and "bf16 peak" in trace.text)
+    assert roof.y[1] == pytest.approx(roof.x[1] * 4.8)
+
+
+def test_scaling_is_relative_to_the_fewest_gpus_and_keeps_cpu_apart(tables):
+    figure = FIGURES["scaling"].build(tables["cells"], tables)
+    assert len(heads(figure)) == 1
+    assert "h200-sxm" in heads(figure)[0]
+    shares = [trace for trace in figure.data if trace.yaxis == "y2" and trace.mode and "lines+markers" in trace.mode]
+    assert len(shares) == 4
+    for trace in shares:
+        assert list(trace.x) == [8, 32, 128]
+        assert list(trace.y) == pytest.approx([1.0, 4**-0.25, 16**-0.25])
+
+
+def test_imbalance_is_the_hottest_over_the_mean_of_each_step(tables):
+    cell = tables["cells"]["cell_id"].iloc[0]
+    rows = [
+        {"cell_id": cell, "layer": layer, "step": step, "kind": "rank", "index": rank, "tokens": tokens}
+        for step, counts in enumerate(((1, 3), (2, 2)))
+        for layer in (0, 1)
+        for rank, tokens in enumerate(counts)
+    ]
+    figure = FIGURES["imbalance"].build(tables["cells"], {"loads": pd.DataFrame(rows)})
+    (line,) = figure.data
+    assert (list(line.x), list(line.y)) == ([0, 1], [1.5, 1.0])
+
+
+def test_balancers_are_held_against_linear_placement(tmp_path):
+    slow = make_cell(engine="simulate", hardware=H200)
+    balance = slow.balance.model_copy(update={"placement": Placement(kind="greedy", redundant_experts=0)})
+    fast = slow.model_copy(update={"balance": balance, "cell_id": "feedbeef"})
+    tables = stored(tmp_path, [simulated_outcome(slow, base_us=100.0), simulated_outcome(fast, base_us=80.0)])
+    figure = FIGURES["balancers"].build(tables["cells"], tables)
+    (dots,) = [trace for trace in figure.data if trace.x[0] is not None]
+    assert list(dots.x) == pytest.approx([1.25])
+
+
+def test_memory_of_ranks_is_marked_with_what_the_device_has(tables):
+    cells = tables["cells"]
+    figure = FIGURES["memory_ranks"].build(cells[cells["hardware"] == "h200-sxm"], tables)
+    assert figure.layout.shapes[0].x0 == pytest.approx(141)
+    assert sum(trace.x[0] for trace in figure.data) == pytest.approx(1.4)

@@ -45,7 +45,7 @@ def test_report_is_one_file_that_fetches_nothing(results, tmp_path, capsys):
     assert [entry.name for entry in target.parent.iterdir()] == ["report.html"]
     assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=", document)
     assert document.count("plotly.js v") == 1
-    assert document.count('class="plotly-graph-div"') == 8
+    assert document.count('class="plotly-graph-div"') == 9
     assert document.index("In short") < document.index("figure-speedup") < document.index("Every cell")
     for text in ("test processor", "0123abc", "moe-workbench run sample", "strategy bruck is not built yet", "seeds"):
         assert text in document

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -113,16 +114,22 @@ def _command(app: Path, port: int) -> list[str]:
 
 
 def _serve(command: list[str], environment: dict[str, str]) -> int:
-    """Run the server as a child that ends with this process."""
+    """Run the server as a child that ends with this process; how it goes down when asked to is no fault."""
     child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    asked = threading.Event()
+
+    def end(*_: object) -> None:
+        asked.set()
+        child.terminate()
+
+    signal.signal(signal.SIGTERM, end)
     try:
         status = child.wait()
     except KeyboardInterrupt:
         child.terminate()
         child.wait()
         return 0
-    return 0 if status == -signal.SIGTERM else status
+    return 0 if asked.is_set() or status == -signal.SIGTERM else status
 
 
 def _app_file() -> Path:

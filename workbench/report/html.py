@@ -46,7 +46,11 @@ def report_html(run: RunFolder) -> str:
         f"<h1>{escape(info.name)}</h1>",
         f"<p class='sub'>run {escape(info.run_id)}, {escape(info.status)}, {escape(str(info.created_at))}</p>",
         f"<section class='answer'><h2>In short</h2>{''.join(map(_finding, findings))}</section>",
-        *(_figure_section(name, cells, tables) for name, spec in FIGURES.items() if spec.suits(cells)),
+        *(
+            _figure_section(name, cells, tables)
+            for name, spec in FIGURES.items()
+            if spec.in_report and spec.suits(cells)
+        ),
         _load_section(cells, tables),
         "<h2>Every cell</h2>",
         *(_cells_table(group) for _, group in condition_groups(cells)),

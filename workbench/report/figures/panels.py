@@ -19,8 +19,8 @@ ROW_PX = 24
 HEAD_PX = 84
 FOOT_PX = 46
 LEGEND_PX = 36
-WRAP = 110
-WRAP_TITLE = 80
+WRAP = 84
+WRAP_TITLE = 72
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,18 @@
-"""Runs: how the run went, what it says in words and at a glance, every cell, and the conditions."""
+"""Run: how a run went, what it says in words and at a glance, every cell, the conditions; and starting one."""
 
 import pandas as pd
 import streamlit as st
 
 from dashboard.choices import View, choose_view
-from dashboard.control import show_start, show_stop
-from dashboard.data import find_runs
-from dashboard.show import plain, show_counts, show_figure, show_findings
+from dashboard.control import stop
+from dashboard.scenario_form import show_form
+from dashboard.show import aside, plain, show_counts, show_figure, show_findings
 from workbench.analysis.columns import DESCRIBING, settings
 from workbench.report.conditions import condition_groups, group_title
 from workbench.report.html import flat_items, report_html
 from workbench.report.notes import flag_texts
 from workbench.store.exporters import csv_bytes
 from workbench.store.progress import read_events
-from workbench.store.run_folder import RunInfo
 
 FOLLOW_S = 2.0
 COLUMNS = {
@@ -33,23 +32,20 @@ COLUMNS = {
 
 
 def main() -> None:
+    heading = st.empty()
     view = choose_view()
-    if view is None:
-        show_start()
-        return
-    st.title(plain(view.info.name))
-    st.caption(f"Run `{view.info.run_id}`, {view.info.status}")
-    if view.info.status == "running":
-        follow(view)
-        show_stop(view.run.path)
-    show_counts(view.cells)
-    show_findings(view)
-    show_figure("latency", view)
-    show_cells(view.cells)
-    show_conditions(view)
-    show_start()
-    with st.expander("All runs here"):
-        st.dataframe(pd.DataFrame([runs_row(info) for info in reversed(find_runs().infos)]), hide_index=True)
+    heading.title("Run" if view is None else plain(view.info.name))
+    if view is not None:
+        aside(f"Run `{view.info.run_id}`, {view.info.status}")
+        if view.info.status == "running":
+            follow(view)
+            show_stop(view)
+        show_counts(view.cells)
+        show_findings(view)
+        show_figure("latency", view)
+        show_cells(view.cells)
+        show_conditions(view)
+    show_form()
 
 
 @st.fragment(run_every=FOLLOW_S)
@@ -63,6 +59,15 @@ def follow(view: View) -> None:
     st.progress(min(done / total, 1.0) if total else 0.0, text=f"{done} of {total or '?'} cells{eta}")
     if events and events[-1].get("event") == "run_end":
         st.rerun()
+
+
+def show_stop(view: View) -> None:
+    if st.button("Stop this run"):
+        fault = stop(view.run.path)
+        if fault:
+            st.error(fault)
+        else:
+            st.success("Stopped; what is done stays.")
 
 
 def show_cells(cells: pd.DataFrame) -> None:
@@ -85,18 +90,13 @@ def show_conditions(view: View) -> None:
     """Machine, versions, scenario; and the files to take along."""
     with st.expander("Conditions and scenario"):
         manifest = view.run.manifest()
-        st.code(str(manifest.pop("scenario_text", "") or "no scenario text kept"), language="yaml")
+        st.code(str(manifest.pop("scenario_text", "") or "no scenario text kept"), language=None)
         st.dataframe(pd.DataFrame(flat_items(manifest), columns=["what", "value"]), hide_index=True)
     left, right = st.columns(2)
     left.download_button("Report (HTML)", lambda: report_html(view.run), f"{view.run.run_id}.html", "text/html")
     right.download_button(
         "Cells (CSV)", lambda: csv_bytes(view.run, table="cells"), f"{view.run.run_id}.csv", "text/csv"
     )
-
-
-def runs_row(info: RunInfo) -> dict[str, str]:
-    counts = ", ".join(f"{number} {status}" for status, number in info.counts.items())
-    return {"run": info.run_id, "name": info.name, "status": info.status, "cells": counts}
 
 
 main()
