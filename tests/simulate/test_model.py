@@ -10,6 +10,7 @@ from workbench.simulate.context import Context, context_of
 from workbench.simulate.model import price_step, round_us, used_gpus
 from workbench.simulate.serving import kv_prompt_bytes, prefill_cell, price_serving
 from workbench.simulate.weights import attention_bytes, dense_format
+from workbench.spec.cluster import Hardware
 from workbench.spec.errors import SpecError
 from workbench.spec.record import TABLE_COLUMNS
 from workbench.spec.scenario_file import parse_scenario
@@ -260,3 +261,16 @@ def test_ranks_with_fewer_tokens_put_out_fewer():
     )
     assert even.tokens_per_s * even.tpot_us == pytest.approx(8 * 64e6)
     assert ragged.tokens_per_s * ragged.tpot_us == pytest.approx(7 * 64e6)
+
+
+@pytest.mark.parametrize("faster", [
+    {"memory_tb_per_s": 9.6}, {"bf16_dense_tflops": 1978, "fp8_dense_tflops": 3958},
+    {"scale_out": {"gb_per_s": 100}},
+])  # fmt: skip
+def test_a_faster_part_is_never_slower(faster):
+    cell = model_cell("qwen3-235b-a22b", ep=16, tokens=64, workload={"isl": 1024, "osl": 256}, method="roofline")
+    part = Hardware.model_validate(cell.cluster.hardware.model_dump() | faster)
+    better = cell.model_copy(update={"cluster": cell.cluster.model_copy(update={"hardware": part})})
+    before, after = price_serving(cell), price_serving(better)
+    assert after.tpot_us <= before.tpot_us
+    assert after.ttft_us <= before.ttft_us

@@ -7,7 +7,10 @@ import torch
 
 from kernels.moe import prepare_weights
 from kernels.offload import ExpertCache
+from tests.run.test_offloaded import offloaded as measured_cell
 from tests.simulate.cells import cluster_of, make_cell
+from workbench.run.context import open_context
+from workbench.run.measured import merge_reports, run_rank
 from workbench.run.simulated import run_simulated
 from workbench.run.validation.offload import offload_section
 from workbench.simulate.expert_cache import ExpertSlots, ahead_of
@@ -177,3 +180,17 @@ def test_measured_layers_of_an_h200_are_met():
     assert lines["stall_us without prefetch"].mape < 60
     assert lines["latency"].mape < 40
     assert lines["latency"].count == 6
+
+
+@pytest.mark.parametrize("options", [
+    {"cache": "lru"}, {"cache": "lfu", "prefetch": True, "resident_fraction": 0.3},
+    {"cache": "pinned", "resident_fraction": 0.25},
+])  # fmt: skip
+def test_a_layer_measured_here_has_the_priced_hits_and_bytes(options):
+    cell = measured_cell(tokens=3, **options)
+    context = open_context(rank=0, world=1, device_type="cpu", ranks_per_node=1)
+    measured = merge_reports(cell, [run_rank(cell, context)]).record
+    priced = run_simulated(cell.model_copy(update={"engine": "simulate"})).record
+    assert (priced.hit_rate, priced.offload_bytes) == (measured.hit_rate, measured.offload_bytes)
+    assert priced.weight_bytes == measured.weight_bytes + cell.model.num_experts * (2 * cell.model.hidden + 4)
+    assert (priced.stall_us > 0) == (measured.stall_us > 0)

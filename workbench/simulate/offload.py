@@ -32,6 +32,7 @@ PCIE_EFFICIENCY = 55.5 / 64
 ASKING_US = 600.0
 """A layer without prefetch asks the device which experts it wants: host and device wait for each other once a call.
 Read off the offloaded layers of one token in a run of 2026-12-01 on one H200, latency less stall and resident layer."""
+MOST_RANKS = 512
 SPARE = 8
 """With pinned experts, one slot in this many is left to the others, as in a measured cell."""
 
@@ -42,6 +43,8 @@ Requests = tuple[tuple[tuple[int, ...], ...], ...]
 def unsupported_offload(cell: Cell) -> str | None:
     """Why the tier cannot be priced on this cluster."""
     host, tier = cell.cluster.host, cell.offload.tier
+    if tier != "none" and cell.ep > MOST_RANKS:
+        return f"offload.tier {tier}: the caches of parallel.ep {cell.ep} ranks are not replayed, those of {MOST_RANKS} are"
     if tier == "nvme" and (host is None or host.nvme_gb_per_s is None):
         return "offload.tier nvme needs cluster.host.nvme_gb_per_s"
     if tier != "none" and cell.offload.compute == "cpu" and host is None:
@@ -158,6 +161,7 @@ class _Copies:
         self.ahead, self.slots, self.expert_us, self.rest_us = cell.offload.prefetch, slots, expert_us, rest_us
         self.one_bytes = expert_bytes(cell.model, cell.precision, tp=cell.parallel.tp)
         self.one_us = self.one_bytes / link_bytes_per_us(cell.cluster, tier=cell.offload.tier)
+        self.alone = cell.cluster.device == "cpu"
         self.now_us = self.link_us = 0.0
         self.arrival_us: dict[int, float] = {}
         self.hits = self.misses = self.copied = 0
@@ -181,9 +185,16 @@ class _Copies:
             if self.ahead:
                 lacking, needed = ahead_of(waves[index + 1 :], self.slots)
                 self._copy(self.slots.prefetch(lacking or list(following), using=[*wave, *needed]))
+                stall_us += self._wait_beside()
             self.now_us += self.expert_us * len(wave) / len(experts)
         self.slots.release()
         return stall_us
+
+    def _wait_beside(self) -> float:
+        """On a processor nothing runs beside the work, so copies made ahead take their time at once."""
+        waited_us = max(0.0, self.link_us - self.now_us) if self.alone else 0.0
+        self.now_us += waited_us
+        return waited_us
 
     def _copy(self, experts: Sequence[int]) -> None:
         """Copies start once the link is free, and no earlier than the work before them is done."""
