@@ -44,7 +44,7 @@ def unsupported_offload(cell: Cell) -> str | None:
     """Why the tier cannot be priced on this cluster."""
     host, tier = cell.cluster.host, cell.offload.tier
     if tier != "none" and cell.ep > MOST_RANKS:
-        return f"offload.tier {tier}: the caches of parallel.ep {cell.ep} ranks are not replayed, those of {MOST_RANKS} are"
+        return f"offload.tier {tier}: caches are replayed for up to {MOST_RANKS} ranks, not for parallel.ep {cell.ep}"
     if tier == "nvme" and (host is None or host.nvme_gb_per_s is None):
         return "offload.tier nvme needs cluster.host.nvme_gb_per_s"
     if tier != "none" and cell.offload.compute == "cpu" and host is None:
