@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.simulate.cells import cluster_of, make_cell
+from workbench.comm.payload import dispatch_row_bytes
 from workbench.run.fit_links import fit_bands
 from workbench.run.simulated import run_simulated
 from workbench.simulate.bare import bare_cost
@@ -59,6 +60,15 @@ def test_nccl_inside_a_node_comes_back_as_published():
     assert record.method == "published"
     assert record.band_low_us < record.latency_us < record.band_high_us
     assert record.busbw_gb_per_s < 450
+
+
+def test_a_gather_and_a_scatter_have_curves_of_their_own():
+    cell = make_cell(ep=8, tokens=1024, dispatch={"strategy": "allgather_reduce_scatter"})
+    links, (hop,) = links_of(cell), group_traffic(cell).hops
+    row = dispatch_row_bytes(cell)
+    for rates, load, op in ((links.out, hop, "all_gather"), (links.back, hop.reverse, "reduce_scatter")):
+        us = price_hop(load, rates, row_bytes=row).total_us
+        assert us == pytest.approx(float(nccl_curve("h200-sxm", op, 8).at(8 * 1024 * row)), rel=1e-6)
 
 
 def test_deepep_on_two_nodes_comes_back_from_its_constants():

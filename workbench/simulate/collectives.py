@@ -1,6 +1,7 @@
 """NCCL's collectives inside one scale-up domain as curves over bytes, from published tables or a fit of them.
 
-The tables' size is a rank's whole buffer: of an all-to-all of n ranks a share of (n - 1) / n leaves the rank.
+The tables' size is a rank's whole buffer, the larger one of a gather and of a scatter: of n ranks' a share of
+(n - 1) / n leaves the rank or comes to it.
 """
 
 from functools import cache
@@ -12,6 +13,7 @@ from workbench.simulate.published import published
 from workbench.spec.cluster import MeasuredAllToAll
 
 ALL_TO_ALL, ALL_REDUCE = "alltoall", "all_reduce"
+GATHER, SCATTER = "all_gather", "reduce_scatter"
 
 
 def nccl_rows() -> pd.DataFrame:
@@ -42,10 +44,13 @@ def measured_counts(hardware: str, op: str) -> tuple[int, ...]:
 
 
 @cache
-def leaving_curve(hardware: str, num_ranks: int) -> SizeCurve:
-    """Of an all-to-all: microseconds over the bytes that leave a rank, as measured with the nearest number of GPUs."""
-    near = min(measured_counts(hardware, ALL_TO_ALL), key=lambda count: (abs(count - num_ranks), count))
-    curve = nccl_curve(hardware, ALL_TO_ALL, near)
+def leaving_curve(hardware: str, num_ranks: int, op: str = ALL_TO_ALL) -> SizeCurve:
+    """Microseconds over the bytes that leave a rank, or reach it, as measured with the nearest number of GPUs.
+
+    ``op``: ALL_TO_ALL, GATHER or SCATTER.
+    """
+    near = min(measured_counts(hardware, op), key=lambda count: (abs(count - num_ranks), count))
+    curve = nccl_curve(hardware, op, near)
     return SizeCurve(tuple(size * (near - 1) / near for size in curve.sizes), curve.us)
 
 

@@ -2,8 +2,9 @@
 
 - ``low_latency``: DeepEP's one-sided writes; curves of one node, latency and share of the NIC from two.
 - ``node_dedup`` on CUDA: DeepEP's normal mode, whose hops stream into one another through SMs.
-- every other strategy: NCCL's all-to-all inside the domain; between nodes NCCL's own figure of a message's latency,
-  and the share of the NIC that the one-sided writes reach, as no table has NCCL on several nodes.
+- every other strategy: NCCL's all-to-all inside the domain (``allgather_reduce_scatter``: its gather and scatter);
+  between nodes NCCL's own figure of a message's latency, and the share of the NIC that the one-sided writes reach, as
+  no table has NCCL on several nodes.
 
 A part without rows takes those of another, each byte as much faster as the links are. A pair of a mesh has its link at
 the share of its rate that the curve ends with. PCIe without a measurement, the memory of one machine and
@@ -19,6 +20,9 @@ from pathlib import Path
 from workbench.balance.nodes import ranks_per_node
 from workbench.simulate.collectives import (
     ALL_REDUCE,
+    ALL_TO_ALL,
+    GATHER,
+    SCATTER,
     fitted_curve,
     leaving_curve,
     measured_counts,
@@ -82,7 +86,11 @@ def links_of(cell: Cell) -> Links:
         return one_sided_links(cluster, far=far, tp=tp, shape=_shape(cell))
     if _has_kernel(cell, "node_dedup"):
         return streamed_links(cluster, far=far, tp=tp, num_sms=cell.dispatch.comm_sms)
-    return collective_links(cluster, num_ranks=inside, nodes=-(-cell.ep // inside), tp=tp)
+    nodes = -(-cell.ep // inside)
+    if cell.dispatch.strategy == "allgather_reduce_scatter":
+        out, back = (collective_links(cluster, num_ranks=inside, nodes=nodes, tp=tp, op=op) for op in (GATHER, SCATTER))
+        return replace(out, back=back.back)
+    return collective_links(cluster, num_ranks=inside, nodes=nodes, tp=tp)
 
 
 def reduction_links(cell: Cell, num_gpus: int) -> LinkRates:
@@ -119,10 +127,10 @@ def _has_kernel(cell: Cell, strategy: str) -> bool:
     )  # fmt: skip
 
 
-def collective_links(cluster: Cluster, *, num_ranks: int, nodes: int = 1, tp: int = 1) -> Links:
-    """NCCL's all-to-all of ``num_ranks`` in each of ``nodes`` domains."""
+def collective_links(cluster: Cluster, *, num_ranks: int, nodes: int = 1, tp: int = 1, op: str = ALL_TO_ALL) -> Links:
+    """NCCL's all-to-all, or another ``op`` of its, of ``num_ranks`` in each of ``nodes`` domains."""
     hardware = cluster.hardware
-    curve, source, band = _collective(hardware, num_ranks)
+    curve, source, band = _collective(hardware, num_ranks, op)
     way = reference_fabric().dispatch
     rates = _measured(cluster, curve, nic_share=way.nic_share, far_us=NCCL_FAR_US, tp=tp)
     flags = _flags(hardware, source)
@@ -135,14 +143,14 @@ def collective_links(cluster: Cluster, *, num_ranks: int, nodes: int = 1, tp: in
     return Links(rates, rates, flags)
 
 
-def _collective(hardware: Hardware, num_ranks: int) -> tuple[SizeCurve, str | None, Band]:
+def _collective(hardware: Hardware, num_ranks: int, op: str) -> tuple[SizeCurve, str | None, Band]:
     """A curve of the bytes that leave a rank, the part it is of if another one, and its band."""
     if hardware.name in measured_parts():
-        curve = leaving_curve(hardware.name, max(2, num_ranks))
+        curve = leaving_curve(hardware.name, max(2, num_ranks), op)
         return _to_part(curve, hardware.name, hardware), None, bands()["collective"]
     if hardware.measured_all_to_all is not None:
         return fitted_curve(hardware.measured_all_to_all), None, bands()["collective_fit"]
-    curve = leaving_curve(REFERENCE, max(2, num_ranks))
+    curve = leaving_curve(REFERENCE, max(2, num_ranks), op)
     return _to_part(curve, REFERENCE, hardware), REFERENCE, bands()["collective_moved"]
 
 
