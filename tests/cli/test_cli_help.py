@@ -50,6 +50,7 @@ def test_the_shell_completes_commands_options_and_runs(complete, tmp_path):
     assert complete(f"moe-workbench report --results {tmp_path} 20") == [run.run_id]
 
 
-def test_a_completion_script_is_shown(capsys):
+def test_a_completion_script_is_shown(capsys, monkeypatch):
+    monkeypatch.setattr("shellingham.detect_shell", lambda *_, **__: ("bash", "/bin/bash"))
     assert main(["--show-completion", "bash"]) in (0, 1)
     assert "_MOE_WORKBENCH_COMPLETE" in capsys.readouterr().out

@@ -6,6 +6,7 @@ from typing import Any
 from workbench.run.simulated import price_steps
 from workbench.run.simulated_tables import stage_rows
 from workbench.simulate.support import LAYER_SCOPES
+from workbench.spec.errors import Unsupported
 from workbench.spec.scenario import Cell
 
 MAX_RANKS = 4096
@@ -21,7 +22,10 @@ def every_rank(cells: Iterable[Cell], *, max_ranks: int = MAX_RANKS) -> dict[str
     for cell in cells:
         if cell.engine != "simulate" or cell.scope.kind not in SCOPES or cell.ep > left:
             continue
+        try:
+            cost = price_steps(cell)[0][0]
+        except (Unsupported, ValueError):  # a record of another version, or brought in from elsewhere
+            continue
         left -= cell.ep
-        cost = price_steps(cell)[0][0]
         rows[cell.cell_id] = stage_rows(cell, cost, ranks=range(cell.ep))
     return rows
