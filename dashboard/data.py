@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from workbench.analysis.compare import compare_by
 from workbench.analysis.load_metrics import load_figures
 from workbench.report.figures import FIGURES
 from workbench.report.labels import cell_labels
@@ -46,6 +47,8 @@ class RunTables(Mapping[str, pd.DataFrame]):
     changed: float
 
     def __getitem__(self, name: str) -> pd.DataFrame:
+        if name == "precision_pairs":
+            return pairs(self.path, self.changed, "precision")
         if name not in TABLE_COLUMNS and name != "cells":
             raise KeyError(name)
         return load(self.path, self.changed, name)
@@ -100,6 +103,14 @@ def filtered(path: str, changed: float, chosen: Chosen) -> tuple[pd.DataFrame, R
     return cells.reset_index(drop=True), RunTables(path, changed)
 
 
+@st.cache_data(show_spinner="Comparing", max_entries=24)
+def pairs(path: str, changed: float, by: str) -> pd.DataFrame:
+    """All pairs of a run along one path, judged together once: a filter neither waits for verdicts nor moves them."""
+    cells, tables = filtered(path, changed, ())
+    ok = cells[cells["status"] == "ok"]
+    return compare_by(ok, tables["samples"], by=by)
+
+
 @st.cache_data(show_spinner="Drawing", max_entries=64)
 def figure(name: str, path: str, changed: float, chosen: Chosen, cell: str | None = None) -> go.Figure:
     """A figure of the report for the chosen cells, or for one of them."""
@@ -121,4 +132,4 @@ def loads(path: str, changed: float, chosen: Chosen) -> pd.DataFrame:
 def findings(path: str, changed: float, chosen: Chosen) -> list[Finding]:
     """The summary of the chosen cells."""
     cells, tables = filtered(path, changed, chosen)
-    return summarise(cells, tables["samples"])
+    return summarise(cells, tables["samples"], pairs=lambda by: pairs(path, changed, by))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from io import BytesIO
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -60,11 +61,31 @@ def choose_where(catalog: Catalog, labels: dict[str, str]) -> Where:
     if picked := choose_some("runs", "Runs", list(labels), show=labels.__getitem__, where=st.sidebar):
         where["run_id"] = picked
     filters = {"status": "Status", **FILTERS}
-    for column, counts in count_values(catalog, columns=list(filters)).items():
-        values = {str(value): value for value in list(counts)[:MOST_VALUES] if value is not None}
+    for column, found in column_values(catalog, list(filters)).items():
+        values = {str(value): value for value in found}
         if len(values) > 1 and (picked := choose_some(column, filters[column], list(values), where=st.sidebar)):
             where[column] = [values[text] for text in picked]
     return where
+
+
+def column_values(catalog: Catalog, columns: list[str]) -> dict[str, list[Any]]:
+    """What occurs in each column, most frequent first; of a large store counted again only when its runs change."""
+    if not catalog.runs_of:
+        return _counted(catalog, columns)
+    state = hash(tuple((str(path), tuple(runs)) for path, runs in sorted(catalog.runs_of.items())))
+    return _kept_values(catalog, columns, state)
+
+
+@st.cache_data(show_spinner=False, max_entries=4)
+def _kept_values(_catalog: Catalog, columns: list[str], state: int) -> dict[str, list[Any]]:
+    return _counted(_catalog, columns)
+
+
+def _counted(catalog: Catalog, columns: list[str]) -> dict[str, list[Any]]:
+    found = count_values(catalog, columns=columns)
+    return {
+        name: [value for value in list(counts)[:MOST_VALUES] if value is not None] for name, counts in found.items()
+    }
 
 
 def show_downloads(rows: Callable[[], pd.DataFrame]) -> None:

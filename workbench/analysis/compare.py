@@ -116,6 +116,12 @@ def compare_runs(first: RunTables, second: RunTables, *, floors: Mapping[str, fl
     return _frame(couples, context, floors)
 
 
+def among(pairs: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """The pairs of which both cells are among ``cells``; a verdict stays the one that all cells together led to."""
+    ids = set(cells["cell_id"])
+    return pairs[pairs["baseline_cell"].isin(ids) & pairs["candidate_cell"].isin(ids)]
+
+
 def _base(members: Sequence[int], labels: Sequence[str], path: str, wanted: str | None) -> int | None:
     """The member that the others are held against, None when the one asked for is not among them."""
     word = DEFAULT_BASELINES.get(path) if wanted is None else wanted

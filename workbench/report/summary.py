@@ -1,11 +1,12 @@
 """What a run says, in sentences made from its numbers: what wins, by how much, how sure, and what was not run."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
 
 from workbench.analysis.columns import planned_cells
-from workbench.analysis.compare import compare_by
+from workbench.analysis.compare import among, compare_by
 from workbench.analysis.verdict import MIN_EFFECT
 from workbench.report.conditions import condition_groups, group_title
 from workbench.report.notes import FLAG_WORDS, GRAVE, flag_names
@@ -23,14 +24,19 @@ class Finding:
     sentences: tuple[str, ...]
 
 
-def summarise(cells: pd.DataFrame, samples: pd.DataFrame) -> list[Finding]:
-    """Findings for people: one for each engine and device, then what holds over all cells."""
+def summarise(
+    cells: pd.DataFrame, samples: pd.DataFrame, *, pairs: Callable[[str], pd.DataFrame] | None = None
+) -> list[Finding]:
+    """Findings for people: one for each engine and device, then what holds over all cells.
+
+    ``pairs`` gives the frame of compare_by for a path where it is known already, of these cells and maybe others.
+    """
     if cells.empty:
         return [Finding("All cells", ("No cell has finished yet.",))]
     findings = []
     for _, group in condition_groups(cells[cells["status"] == "ok"]):
         title, note = group_title(group)
-        found = [sentence for path in AXES for sentence in _winners(group, samples, path)]
+        found = [sentence for path in AXES for sentence in _winners(group, samples, path, pairs)]
         found += _communication(group)
         if found:
             findings.append(Finding(title, (*found, *([note] if note else []))))
@@ -45,12 +51,15 @@ def _counts(cells: pd.DataFrame) -> str:
     return f"{len(cells)} cell{'s' * (len(cells) > 1)}: {', '.join(parts)}."
 
 
-def _winners(cells: pd.DataFrame, samples: pd.DataFrame, path: str) -> list[str]:
+def _winners(
+    cells: pd.DataFrame, samples: pd.DataFrame, path: str, known: Callable[[str], pd.DataFrame] | None
+) -> list[str]:
     """How the values of one path did against its baseline, best first."""
     planned = planned_cells(cells)
     if len(cells) < 2 or not all(planned):
         return []
-    pairs = compare_by(cells, samples, by=path).dropna(subset=["ratio"])
+    pairs = compare_by(cells, samples, by=path) if known is None else among(known(path), cells)
+    pairs = pairs.dropna(subset=["ratio"])
     if pairs.empty:
         return []
     ranked = [(mine["ratio"].median(), *key, mine) for key, mine in pairs.groupby(["candidate", "baseline"])]

@@ -37,8 +37,9 @@ def pareto_mask(latency: list[float], error: list[float]) -> list[bool]:
 
 
 def _add_settings(figure: go.Figure, row: int, panel: Panel, divisor: float) -> None:
-    for label in panel.row_names:
-        mine = panel.cells[[name == label for name in panel.labels]].sort_values("rel_error")
+    points = panel.cells[["latency_us", "rel_error"]].sort_values("rel_error", kind="stable")
+    labels = pd.Series(panel.labels, index=panel.cells.index)
+    for _, mine in points.groupby(labels.loc[points.index], sort=False):
         line = {"color": GREY, "width": 1}
         trace = go.Scatter(x=mine["latency_us"] / divisor, y=mine["rel_error"], mode="lines", line=line, opacity=0.5,
                            showlegend=False, hoverinfo="skip")  # fmt: skip

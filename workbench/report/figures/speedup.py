@@ -4,7 +4,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from workbench.analysis.columns import planned_cells
-from workbench.analysis.compare import compare_by
+from workbench.analysis.compare import among, compare_by
 from workbench.report.figures.dots import Dot, add_dots
 from workbench.report.figures.panels import Panel, Tables, empty_figure, label_axis, panel_figure, panels, rows_height
 from workbench.report.theme import GREY, PRECISION_COLORS, VERDICT_SYMBOLS
@@ -14,10 +14,15 @@ EMPTY = "Nothing to hold against one another: run a scenario whose matrix has bf
 
 
 def build(cells: pd.DataFrame, tables: Tables) -> go.Figure:
-    """Dots of baseline time over candidate time from compare_by; the symbol is the verdict."""
+    """Dots of baseline time over candidate time from compare_by; the symbol is the verdict.
+
+    ``tables["precision_pairs"]`` is the frame of compare_by where it is known already, of these cells and others.
+    """
     if cells.empty or not any(planned_cells(cells)):
         return empty_figure(EMPTY)
-    pairs = compare_by(cells, tables["samples"], by="precision").dropna(subset=["ratio"])
+    known = tables.get("precision_pairs")
+    pairs = compare_by(cells, tables["samples"], by="precision") if known is None else among(known, cells)
+    pairs = pairs.dropna(subset=["ratio"])
     candidates = cells[cells["cell_id"].isin(pairs["candidate_cell"])]
     if candidates.empty:
         return empty_figure(EMPTY)
