@@ -150,7 +150,7 @@ def test_export_csv_and_chrome_trace(call, tmp_path):
     assert call("export", "latest", "--format", "chrome-trace", "-o", str(target))[0] == 0
     events = strict(target.read_text(encoding="utf-8"))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
-    assert len(spans) == 44 * 4 * 9
+    assert len(spans) >= 44 * 4 * 9  # of the simulated cells that are priced here all ranks
     assert {"name", "ts", "dur", "pid", "tid"} <= set(spans[0])
     assert len({event["args"]["name"] for event in events if event["name"] == "process_name"}) == 44
 
