@@ -137,6 +137,17 @@ def test_every_part_has_links_that_are_slower_than_its_data_sheet(name):
     assert best.band_low_us < best.latency_us < best.band_high_us
 
 
+def test_a_part_without_rows_takes_those_of_its_architecture():
+    for name, source in (("gb200-nvl72", "b200-sxm"), ("h800-sxm", "h100-sxm"), ("mi300x", "h100-sxm")):
+        cell = make_cell(ep=8, cluster=cluster_of(name), dispatch={"strategy": "low_latency"})
+        links = links_of(cell)
+        assert f"links_of={source}" in links.flags
+        assert links.out.method == "calibrated"
+        own = links_of(make_cell(ep=8, cluster=cluster_of(source), dispatch={"strategy": "low_latency"})).out
+        assert links.out.band[0] < own.band[0] < own.band[1] < links.out.band[1]
+    assert links_of(make_cell(ep=8, cluster=cluster_of("b200-sxm"))).flags == ()
+
+
 def test_leaf_switches_narrow_only_what_leaves_them():
     def us(nodes, **links):
         ref = ClusterRef(hardware="h200-sxm", nodes=nodes, gpus_per_node=8, links=Links(**links))

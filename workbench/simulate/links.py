@@ -6,10 +6,10 @@
   between nodes NCCL's own figure of a message's latency, and the share of the NIC that the one-sided writes reach, as
   no table has NCCL on several nodes.
 
-A part without rows takes those of another, each byte as much faster as the links are. A pair of a mesh has its link at
-the share of its rate that the curve ends with. PCIe without a measurement, the memory of one machine and
-``method: roofline`` keep the data sheet. Bands (``data/links.json``, by ``python -m workbench.run.fit_links``) hold 80%
-of measured over priced time of rows that the constants were not made from.
+A part without rows takes those of its architecture or else of H100, each byte as much faster as the links are. A pair
+of a mesh has its link at the share of its rate that the curve ends with. PCIe without a measurement, the memory of one
+machine and ``method: roofline`` keep the data sheet. Bands (``data/links.json``, by ``python -m
+workbench.run.fit_links``) hold 80% of measured over priced time of rows that the constants were not made from.
 """
 
 import json
@@ -40,7 +40,7 @@ from workbench.simulate.fabric import (
     near_way,
     reference_fabric,
 )
-from workbench.simulate.families import Band, widened
+from workbench.simulate.families import Band, is_near, widened
 from workbench.simulate.link_rates import LinkRates, link_rates
 from workbench.spec.catalog import load_hardware
 from workbench.spec.cluster import Cluster, Hardware
@@ -150,8 +150,9 @@ def _collective(hardware: Hardware, num_ranks: int, op: str) -> tuple[SizeCurve,
         return _to_part(curve, hardware.name, hardware), None, bands()["collective"]
     if hardware.measured_all_to_all is not None:
         return fitted_curve(hardware.measured_all_to_all), None, bands()["collective_fit"]
-    curve = leaving_curve(REFERENCE, max(2, num_ranks), op)
-    return _to_part(curve, REFERENCE, hardware), REFERENCE, bands()["collective_moved"]
+    source = _source(hardware, measured_parts()) or REFERENCE
+    curve = leaving_curve(source, max(2, num_ranks), op)
+    return _to_part(curve, source, hardware), source, bands()["collective_moved"]
 
 
 def one_sided_links(
@@ -162,7 +163,7 @@ def one_sided_links(
     ``fabric``: constants to take instead of those of all rows.
     """
     hardware = cluster.hardware
-    source = None if hardware.name in near_parts() else REFERENCE
+    source = _source(hardware, near_parts())
     known = shape in near_shapes(source or hardware.name)
     band = bands()["one_sided_far" if far else "one_sided_shape" if known else "one_sided"]
     band = widened(band, bands()["collective_moved"]) if source else band
@@ -184,7 +185,7 @@ def streamed_links(
 ) -> Links:
     """DeepEP's normal mode, with the curve of the measured number of SMs nearest to ``num_sms``."""
     hardware = cluster.hardware
-    source = None if hardware.name in near_parts() else REFERENCE
+    source = _source(hardware, near_parts())
     band = bands()["streamed_far" if far else "streamed"]
     band = widened(band, bands()["collective_moved"]) if source else band
 
@@ -201,6 +202,13 @@ def streamed_links(
         )  # fmt: skip
 
     return Links(rates("dispatch"), rates("combine"), _flags(hardware, source))
+
+
+def _source(hardware: Hardware, parts: tuple[str, ...]) -> str | None:
+    """The part whose rows stand in for those of ``hardware``: of its architecture if there is one; None for its own."""
+    if hardware.name in parts:
+        return None
+    return next((name for name in (REFERENCE, *parts) if is_near(name, hardware)), REFERENCE)
 
 
 def _measured(cluster: Cluster, curve: SizeCurve | None, *, nic_share: float, far_us: float, tp: int) -> LinkRates:
